@@ -1,0 +1,93 @@
+# The optional parts of mega and the packages that they stand on. This one file serves the build tree
+# and the installed package, so that a component is found by the same rules in both.
+#
+#   mega_find_component(<name>)   defines the target mega::<name> when its packages are there
+#
+# | component | headers                          | packages (Debian)                   |
+# |-----------|----------------------------------|-------------------------------------|
+# | threads   | all                              | none: the system's thread library   |
+# | json      | data/jsonl.hpp                   | nlohmann-json3-dev                  |
+# | ckpt      | ckpt/                            | nlohmann-json3-dev, libxxhash-dev   |
+# | blas      | nn/blas.hpp                      | libopenblas-dev, or another CBLAS   |
+# | mpi       | comm/mpi.hpp                     | libopenmpi-dev, openmpi-bin         |
+# | ranges    | ranges/                          | librange-v3-dev                     |
+# | cuda      | cuda/ and every .cuh             | NVIDIA's CUDA toolkit               |
+include_guard(GLOBAL)
+set(MEGA_COMPONENTS threads json ckpt blas mpi ranges cuda)
+
+# mega::<name> is an imported target, so that nothing of this machine's paths is exported.
+function(mega_define_component name)
+  add_library(mega::${name} INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(mega::${name} INTERFACE mega::mega ${ARGN})
+endfunction()
+
+# For packages that ship no CMake configuration: a header and, where given, a library.
+function(mega_find_plain_package target header)
+  if(TARGET ${target})
+    return()
+  endif()
+  string(MAKE_C_IDENTIFIER "MEGA_${header}_DIR" directory)
+  find_path(${directory} ${header} PATH_SUFFIXES openblas openblas-pthread)
+  if(NOT ${directory})
+    return()
+  endif()
+  set(library)
+  if(ARGN)
+    string(MAKE_C_IDENTIFIER "MEGA_${header}_LIBRARY" library)
+    find_library(${library} NAMES ${ARGN})
+    if(NOT ${library})
+      return()
+    endif()
+  endif()
+  mark_as_advanced(${directory} ${library})
+  add_library(${target} INTERFACE IMPORTED GLOBAL)
+  target_include_directories(${target} SYSTEM INTERFACE ${${directory}})
+  if(library)
+    target_link_libraries(${target} INTERFACE ${${library}})
+  endif()
+endfunction()
+
+# A macro, since find_package must see the caller's scope.
+macro(mega_find_component name)
+  if(NOT TARGET mega::${name} AND NOT "${name}" IN_LIST MEGA_WITHOUT)
+    if("${name}" STREQUAL "threads")
+      mega_define_component(threads Threads::Threads)
+    elseif("${name}" STREQUAL "json")
+      find_package(nlohmann_json 3.9 CONFIG QUIET GLOBAL)
+      if(TARGET nlohmann_json::nlohmann_json)
+        mega_define_component(json nlohmann_json::nlohmann_json)
+      endif()
+    elseif("${name}" STREQUAL "ckpt")
+      mega_find_component(json)
+      mega_find_plain_package(mega::xxhash xxhash.h xxhash)
+      if(TARGET mega::json AND TARGET mega::xxhash)
+        mega_define_component(ckpt mega::json mega::xxhash)
+      endif()
+    elseif("${name}" STREQUAL "blas")
+      mega_find_plain_package(mega::cblas cblas.h openblas cblas)
+      if(TARGET mega::cblas)
+        mega_define_component(blas mega::cblas)
+      endif()
+    elseif("${name}" STREQUAL "mpi")
+      if(NOT TARGET MPI::MPI_CXX)
+        # The C interface only: the library never uses MPI's removed C++ bindings.
+        set(MPI_CXX_SKIP_MPICXX ON)
+        find_package(MPI QUIET COMPONENTS CXX)
+      endif()
+      if(TARGET MPI::MPI_CXX)
+        set_target_properties(MPI::MPI_CXX PROPERTIES IMPORTED_GLOBAL ON)
+        mega_define_component(mpi MPI::MPI_CXX)
+      endif()
+    elseif("${name}" STREQUAL "ranges")
+      mega_find_plain_package(mega::range_v3 range/v3/version.hpp)
+      if(TARGET mega::range_v3)
+        mega_define_component(ranges mega::range_v3)
+      endif()
+    elseif("${name}" STREQUAL "cuda")
+      find_package(CUDAToolkit QUIET GLOBAL)
+      if(TARGET CUDA::cudart)
+        mega_define_component(cuda CUDA::cudart)
+      endif()
+    endif()
+  endif()
+endmacro()

@@ -1,0 +1,423 @@
+/// @file  Executor: walks a rank's action list, moving micro-batches through the slots of its
+/// chunks.
+#pragma once
+#include <mega/comm/concepts.hpp>
+#include <mega/core/context.hpp>
+#include <mega/core/device.hpp>
+#include <mega/core/error.hpp>
+#include <mega/core/stage.hpp>
+#include <mega/dpp/action.hpp>
+#include <mega/dpp/activation_buffers.hpp>
+#include <mega/dpp/ports.hpp>
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace mega::inline v0::dpp {
+
+/// What a step trains on: this data-parallel rank's micro-batches, in host memory that stays valid
+/// until the step is done.
+template <class B, class Stage>
+concept batch_of = requires(const B& batch, int microbatch) {
+  { batch.microbatches() } -> std::convertible_to<int>;
+  { batch.input(microbatch) } -> std::convertible_to<typename Stage::input_type>;
+  { batch.target(microbatch) } -> std::convertible_to<typename Stage::target_type>;
+  { batch.first_sample(microbatch) } -> std::convertible_to<Index>;
+};
+
+/// Called by the executor when gradients are complete; the work goes behind what `compute` holds.
+template <class G, class Stream>
+concept gradient_sink = requires(G& sink, Stream& compute, int chunk) {
+  sink.reduce(compute, chunk);
+  sink.tied_reduce(compute);
+};
+
+/// Where the executor's random numbers come from; step counts from 0.
+struct StepKey {
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+};
+
+/// Runs the chunks of one rank. Not copyable; one step at a time, from one thread.
+///
+/// Everything is queued on `compute` and on one stream a port; the host waits for nothing, and
+/// nothing is allocated after construction. A micro-batch of chunk c lives in slot mb % slots: its
+/// activation is received there, saved tensors stay there, its gradient is received there. The slot
+/// is posted to the sender again when its last backward call has been queued.
+/// Stages, communicator and hooks must outlive the executor.
+template <device_policy Device, class Comm, class Stage, class HookSet = Hooks<>>
+class Executor {
+ public:
+  using stream_type = typename Device::stream_type;
+  using context_type = Context<stream_type, HookSet>;
+  static_assert(stage<Stage, context_type>,
+                "mega: the stage lacks a member; mega::explain<Plan>() names it");
+  static_assert(comm::has_channels<Comm, stream_type>,
+                "mega: the communicator has no channels on this device's streams");
+
+  /// Collective over the pipeline: opens the channels and checks that both ends of every edge
+  /// agree on its extents. Throws Error(usage) naming both ends where they do not.
+  /// @param actions  a lowered list of this rank (dpp::lower)
+  Executor(Device& device, Comm& world, std::span<Stage> stages,
+           std::vector<ChunkPlacement> placements, std::span<const Action> actions,
+           int microbatches, HookSet& hooks)
+      : stages_(stages),
+        placements_(std::move(placements)),
+        actions_(actions.begin(), actions.end()),
+        microbatches_(microbatches),
+        hooks_(hooks),
+        compute_(device.make_stream("compute")),
+        memory_(device.allocate(required_bytes(stages, placements_, microbatches))),
+        buffers_([&] {
+          Arena arena(memory_.data(), memory_.bytes());
+          return ActivationBuffers<Stage>(arena, stages, placements_, microbatches);
+        }()),
+        arena_(buffers_.workspace, buffers_.workspace_bytes) {
+    for (const ChunkPlacement& at : placements_) {
+      Ports& port = ports_.emplace_back();
+      const auto stage = static_cast<std::uint32_t>(at.position.stage);
+      // Edge ids: 2s carries activations into stage s, 2s + 1 carries gradients out of it.
+      if (!at.position.first()) {
+        port.activation_in.emplace(device, world, at.previous_rank, 2 * stage);
+        port.gradient_out.emplace(device, world, at.previous_rank, 2 * stage + 1);
+      }
+      if (!at.position.last()) {
+        port.activation_out.emplace(device, world, at.next_rank, 2 * (stage + 1));
+        port.gradient_in.emplace(device, world, at.next_rank, 2 * (stage + 1) + 1);
+      }
+    }
+    shake_hands(device);
+  }
+
+  /// Bytes of device memory that the constructor will allocate. Needs no device.
+  [[nodiscard]] static std::size_t required_bytes(std::span<const Stage> stages,
+                                                  std::span<const ChunkPlacement> placements,
+                                                  int microbatches) {
+    Arena counting;
+    const ActivationBuffers<Stage> layout(counting, stages, placements, microbatches);
+    return counting.used();
+  }
+
+  [[nodiscard]] stream_type& compute() noexcept { return compute_; }
+  /// Device memory allocated at construction.
+  [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
+  [[nodiscard]] int microbatches() const noexcept { return microbatches_; }
+
+  /// Device memory: one over the number of valid targets of the global batch, read by loss().
+  [[nodiscard]] Vector<float> loss_scale() const noexcept { return buffers_.loss_scale; }
+  /// Device memory, one a micro-batch: the sums that loss() made; zero where the last chunk is not.
+  [[nodiscard]] Vector<double> loss_sums() const noexcept { return buffers_.loss_sums; }
+
+  /// Queues one training step. Gradients are added to the accumulators that the stages were bound
+  /// to; `sink` hears of every chunk whose accumulators are complete.
+  template <batch_of<Stage> Batch, gradient_sink<stream_type> Sink>
+  void train(const Batch& batch, StepKey key, Sink& sink) {
+    begin(batch, Mode::train, key);
+    for (const Action& a : actions_) perform(a, batch, sink);
+  }
+
+  /// Queues the forward half only, in the same order. `visit(stage, ctx, out)` sees the last
+  /// chunk's output before its loss is taken.
+  template <batch_of<Stage> Batch, class Visit>
+  void evaluate(const Batch& batch, StepKey key, const Visit& visit) {
+    begin(batch, Mode::evaluate, key);
+    for (const Action& a : actions_) {
+      const auto c = static_cast<std::size_t>(a.chunk);
+      switch (a.kind) {
+        case ActionKind::recv_forward: ports_[c].activation_in->await(compute_); break;
+        case ActionKind::send_forward: send_forward(c, a.microbatch); break;
+        case ActionKind::forward:
+          forward(c, a.microbatch, batch);
+          if (placements_[c].position.last()) {
+            {
+              context_type ctx = context(a, batch.first_sample(a.microbatch));
+              visit(stages_[c], ctx, slot(c, a.microbatch).dout);
+            }
+            loss(c, a.microbatch, batch);
+          }
+          release(c, a.microbatch);
+          break;
+        default: break;
+      }
+    }
+  }
+
+  /// Returns when everything queued is done; rethrows what went wrong on any of the streams.
+  void synchronize() {
+    compute_.synchronize();
+    for (Ports& port : ports_) {
+      if (port.activation_out) port.activation_out->synchronize();
+      if (port.gradient_out) port.gradient_out->synchronize();
+      if (port.activation_in) port.activation_in->synchronize();
+      if (port.gradient_in) port.gradient_in->synchronize();
+    }
+  }
+
+ private:
+  using edge = typename Stage::edge_type;
+
+  /// The four ends of edges at one chunk; empty where the chunk has no neighbour.
+  struct Ports {
+    std::optional<Inlet<Device, Comm>> activation_in, gradient_in;
+    std::optional<Outlet<Device, Comm>> activation_out, gradient_out;
+  };
+
+  Slot<Stage>& slot(std::size_t chunk, int microbatch) {
+    auto& slots = buffers_.chunks[chunk].slots;
+    return slots[static_cast<std::size_t>(microbatch) % slots.size()];
+  }
+
+  context_type context(const Action& a, Index first_sample) {
+    arena_.rewind();
+    return {compute_,
+            arena_,
+            hooks_,
+            key_.seed,
+            key_.step,
+            a.chunk,
+            a.microbatch,
+            first_sample,
+            mode_,
+            buffers_.loss_scale.data(),
+            &buffers_.loss_sums(a.microbatch)};
+  }
+
+  template <class Batch>
+  void begin(const Batch& batch, Mode mode, StepKey key) {
+    expects(batch.microbatches() == microbatches_, ErrorCode::usage, [&] {
+      return sentence("the batch has ", batch.microbatches(),
+                      " micro-batches but the schedule was made for ", microbatches_);
+    });
+    mode_ = mode;
+    key_ = key;
+    fill_zero(compute_, buffers_.loss_sums);
+    for (int mb = 0; mb < microbatches_; ++mb) {
+      const auto i = static_cast<std::size_t>(mb);
+      if (!buffers_.inputs.empty())
+        upload(compute_, buffers_.inputs[i], checked(batch.input(mb), buffers_.inputs[i], "input"));
+      if (!buffers_.targets.empty())
+        upload(compute_, buffers_.targets[i],
+               checked(batch.target(mb), buffers_.targets[i], "target"));
+    }
+    for (std::size_t c = 0; c < ports_.size(); ++c) {
+      for (int mb = 0; mb < std::min(placements_[c].slots, microbatches_); ++mb)
+        post_activation(c, mb);
+    }
+  }
+
+  /// The batch's view, refused if its extents are not those of the stage.
+  template <class V, class B>
+  static V checked(V given, const B& buffer, const char* what) {
+    for (int d = 0; d < V::rank; ++d) {
+      expects(given.extent(d) == buffer.extent(d), ErrorCode::usage, [&] {
+        return sentence("extent ", d, " of the batch's ", what, " is ", given.extent(d),
+                        " but the stage declares ", buffer.extent(d));
+      });
+    }
+    return given;
+  }
+
+  template <class Batch, class Sink>
+  void perform(const Action& a, const Batch& batch, Sink& sink) {
+    const auto c = static_cast<std::size_t>(a.chunk);
+    const int mb = a.microbatch;
+    switch (a.kind) {
+      case ActionKind::recv_forward: ports_[c].activation_in->await(compute_); break;
+      case ActionKind::recv_backward: ports_[c].gradient_in->await(compute_); break;
+      case ActionKind::send_forward: send_forward(c, mb); break;
+      case ActionKind::send_backward: send_backward(c, mb); break;
+      case ActionKind::forward: forward(c, mb, batch); break;
+      case ActionKind::loss: loss(c, mb, batch); break;
+      case ActionKind::backward: backward(c, mb, batch); break;
+      case ActionKind::backward_input: backward_input(c, mb, batch); break;
+      case ActionKind::backward_weight: backward_weight(c, mb, batch); break;
+      case ActionKind::reduce: sink.reduce(compute_, a.chunk); break;
+      case ActionKind::tied_reduce: sink.tied_reduce(compute_); break;
+    }
+  }
+
+  void post_activation(std::size_t c, int mb) {
+    if (ports_[c].activation_in) ports_[c].activation_in->post(compute_, bytes_of(slot(c, mb).in));
+  }
+
+  /// The micro-batch is through with its slot: the next one that will live there may come.
+  void release(std::size_t c, int mb) {
+    const int next = mb + placements_[c].slots;
+    if (next < microbatches_) post_activation(c, next);
+  }
+
+  template <class Batch>
+  void forward(std::size_t c, int mb, const Batch& batch) {
+    Slot<Stage>& at = slot(c, mb);
+    Ports& port = ports_[c];
+    edge out = at.dout;
+    if (port.activation_out) {
+      port.activation_out->acquire(compute_, mb % 2);
+      out = buffers_.chunks[c].out[static_cast<std::size_t>(mb % 2)];
+    }
+    if (port.gradient_in && mode_ == Mode::train)
+      port.gradient_in->post(compute_, bytes_of(at.dout));
+    context_type ctx = context(dpp::make_action(ActionKind::forward, static_cast<int>(c), mb),
+                               batch.first_sample(mb));
+    const auto span = ctx.span("forward");
+    if (placements_[c].position.first()) {
+      stages_[c].forward(ctx,
+                         typename Stage::input_type(buffers_.inputs[static_cast<std::size_t>(mb)]),
+                         out, at.saved);
+    } else {
+      stages_[c].forward(ctx, const_edge_t<Stage>(at.in), out, at.saved);
+    }
+  }
+
+  void send_forward(std::size_t c, int mb) {
+    ports_[c].activation_out->dispatch(
+        compute_, mb % 2, bytes_of(buffers_.chunks[c].out[static_cast<std::size_t>(mb % 2)]));
+  }
+  void send_backward(std::size_t c, int mb) {
+    ports_[c].gradient_out->dispatch(
+        compute_, mb % 2, bytes_of(buffers_.chunks[c].din[static_cast<std::size_t>(mb % 2)]));
+  }
+
+  template <class Batch>
+  void loss(std::size_t c, int mb, const Batch& batch) {
+    context_type ctx = context(dpp::make_action(ActionKind::loss, static_cast<int>(c), mb),
+                               batch.first_sample(mb));
+    const auto span = ctx.span("loss");
+    stages_[c].loss(ctx, slot(c, mb).dout,
+                    typename Stage::target_type(buffers_.targets[static_cast<std::size_t>(mb)]));
+  }
+
+  /// The buffer for the gradient of the chunk's input; empty on the first chunk.
+  edge acquire_din(std::size_t c, int mb) {
+    if (!ports_[c].gradient_out) return {};
+    ports_[c].gradient_out->acquire(compute_, mb % 2);
+    return buffers_.chunks[c].din[static_cast<std::size_t>(mb % 2)];
+  }
+
+  template <class Batch>
+  void backward(std::size_t c, int mb, const Batch& batch) {
+    if constexpr (runs_fused_backward<Stage, context_type>) {
+      context_type ctx = context(dpp::make_action(ActionKind::backward, static_cast<int>(c), mb),
+                                 batch.first_sample(mb));
+      const auto span = ctx.span("backward");
+      Slot<Stage>& at = slot(c, mb);
+      stages_[c].backward(ctx, const_edge_t<Stage>(at.dout), acquire_din(c, mb), at.saved);
+      release(c, mb);
+    } else {
+      backward_input(c, mb, batch);
+      backward_weight(c, mb, batch);
+    }
+  }
+
+  template <class Batch>
+  void backward_input(std::size_t c, int mb, const Batch& batch) {
+    if constexpr (runs_backward_input<Stage, context_type>) {
+      context_type ctx =
+          context(dpp::make_action(ActionKind::backward_input, static_cast<int>(c), mb),
+                  batch.first_sample(mb));
+      const auto span = ctx.span("backward_input");
+      Slot<Stage>& at = slot(c, mb);
+      stages_[c].backward_input(ctx, const_edge_t<Stage>(at.dout), acquire_din(c, mb), at.saved);
+    } else {
+      throw Error(
+          ErrorCode::usage,
+          "this stage has no backward_input(); choose a schedule that does not split the backward");
+    }
+  }
+
+  template <class Batch>
+  void backward_weight(std::size_t c, int mb, const Batch& batch) {
+    if constexpr (runs_backward_weight<Stage, context_type>) {
+      context_type ctx =
+          context(dpp::make_action(ActionKind::backward_weight, static_cast<int>(c), mb),
+                  batch.first_sample(mb));
+      const auto span = ctx.span("backward_weight");
+      stages_[c].backward_weight(ctx, slot(c, mb).saved);
+      release(c, mb);
+    } else {
+      throw Error(ErrorCode::usage,
+                  "this stage has no backward_weight(); choose a schedule that does not split the "
+                  "backward");
+    }
+  }
+
+  /// What each end of an edge tells the other before step 0.
+  struct Hello {
+    std::int64_t element_bytes = 0;
+    std::array<Index, 5> extent{};
+    friend bool operator==(const Hello&, const Hello&) = default;
+
+    [[nodiscard]] std::string text() const {
+      std::string out;
+      for (int d = 0; d < edge::rank; ++d)
+        out += (d == 0 ? "" : " x ") + std::to_string(extent[static_cast<std::size_t>(d)]);
+      return out + sentence(" of ", element_bytes, " bytes");
+    }
+  };
+
+  static Hello hello(const std::array<Index, edge::rank>& extents) {
+    Hello out;
+    out.element_bytes = sizeof(typename edge::element_type);
+    for (std::size_t d = 0; d < extents.size(); ++d) out.extent[d] = extents[d];
+    return out;
+  }
+
+  /// Every edge carries one greeting in its forward direction, through the channel that it will
+  /// use.
+  void shake_hands(Device& device) {
+    const std::size_t n = ports_.size();
+    auto memory = device.allocate(2 * n * sizeof(Hello));
+    const auto place = [&](std::size_t i) {
+      return Vector<std::byte>(memory.data() + i * sizeof(Hello), sizeof(Hello));
+    };
+    std::vector<Hello> mine(n), theirs(n);
+    for (std::size_t c = 0; c < n; ++c) {
+      if (ports_[c].activation_in) ports_[c].activation_in->post(compute_, place(c));
+    }
+    for (std::size_t c = 0; c < n; ++c) {
+      if (!ports_[c].activation_out) continue;
+      mine[c] = hello(stages_[c].edge_extents());
+      ports_[c].activation_out->acquire(compute_, 0);
+      upload(compute_, place(n + c), Vector<const std::byte>(bytes_of(Vector<Hello>(&mine[c], 1))));
+      ports_[c].activation_out->dispatch(compute_, 0, place(n + c));
+    }
+    for (std::size_t c = 0; c < n; ++c) {
+      if (!ports_[c].activation_in) continue;
+      ports_[c].activation_in->await(compute_);
+      download(compute_, bytes_of(Vector<Hello>(&theirs[c], 1)), Vector<const std::byte>(place(c)));
+    }
+    synchronize();
+    for (std::size_t c = 0; c < n; ++c) {
+      if (!ports_[c].activation_in) continue;
+      const Hello expected = hello(incoming_extents(stages_[c]));
+      expects(theirs[c] == expected, ErrorCode::usage, [&] {
+        return sentence("stage ", placements_[c].position.stage - 1, " on rank ",
+                        placements_[c].previous_rank, " sends ", theirs[c].text(), " but stage ",
+                        placements_[c].position.stage, " expects ", expected.text());
+      });
+    }
+  }
+
+  std::span<Stage> stages_;
+  std::vector<ChunkPlacement> placements_;
+  std::vector<Action> actions_;
+  int microbatches_;
+  HookSet& hooks_;
+  stream_type compute_;
+  typename Device::memory_type memory_;
+  ActivationBuffers<Stage> buffers_;
+  Arena arena_;
+  std::vector<Ports> ports_;
+  Mode mode_ = Mode::train;
+  StepKey key_;
+};
+
+}  // namespace mega::inline v0::dpp

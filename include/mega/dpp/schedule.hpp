@@ -1,0 +1,192 @@
+/// @file  The pipeline schedule of one step: a list of actions for each rank, and the pass that
+/// adds transfers, loss and gradient reductions to the compute order.
+#pragma once
+#include <mega/core/error.hpp>
+#include <mega/dpp/action.hpp>
+#include <mega/dpp/placement.hpp>
+#include <mega/dpp/traversal.hpp>
+
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace mega::inline v0::dpp {
+
+/// A schedule in arrays that someone else owns; what the verifier and the simulator read.
+struct ScheduleView {
+  int p = 1;                        ///< ranks
+  int m = 1;                        ///< micro-batches
+  int v = 1;                        ///< chunks a rank
+  std::span<const int> stage_of;    ///< [p*v] stage of the place rank*v + chunk
+  std::span<const int> place_of;    ///< [p*v] place of the stage
+  std::span<const Action> actions;  ///< the ranks' lists, one after the other
+  std::span<const int> first;       ///< [p+1] where each rank's list begins in `actions`
+
+  [[nodiscard]] constexpr int stages() const noexcept { return p * v; }
+  [[nodiscard]] constexpr int stage(int rank, int chunk) const noexcept {
+    return stage_of[static_cast<std::size_t>(rank * v + chunk)];
+  }
+  [[nodiscard]] constexpr int rank_of(int stage) const noexcept {
+    return place_of[static_cast<std::size_t>(stage)] / v;
+  }
+  [[nodiscard]] constexpr int chunk_of(int stage) const noexcept {
+    return place_of[static_cast<std::size_t>(stage)] % v;
+  }
+  [[nodiscard]] constexpr std::span<const Action> of_rank(int rank) const noexcept {
+    const auto r = static_cast<std::size_t>(rank);
+    return actions.subspan(static_cast<std::size_t>(first[r]),
+                           static_cast<std::size_t>(first[r + 1] - first[r]));
+  }
+};
+
+/// Owns the lists of all ranks. Built by make_schedule, from_lists or lower; then constant.
+class Schedule {
+ public:
+  /// @param lists  one list for each of the p ranks, in rank order
+  template <placement Placement = LoopPlacement>
+  [[nodiscard]] static constexpr Schedule from_lists(int m, int v,
+                                                     const std::vector<std::vector<Action>>& lists,
+                                                     Placement place = {}) {
+    Schedule made(static_cast<int>(lists.size()), m, v, place);
+    for (const auto& list : lists) made.append(list);
+    return made;
+  }
+
+  /// No rank has a list yet: append() gives them theirs in rank order.
+  template <placement Placement>
+  constexpr Schedule(int p, int m, int v, Placement place) : p_(p), m_(m), v_(v) {
+    detail::expect_pipeline(0, p, m, v);
+    const auto stages = static_cast<std::size_t>(p * v);
+    stage_of_.assign(stages, 0);
+    place_of_.assign(stages, 0);
+    for (int rank = 0; rank < p; ++rank) {
+      for (int chunk = 0; chunk < v; ++chunk) {
+        const int stage = place.stage(rank, chunk, p, v);
+        stage_of_[static_cast<std::size_t>(rank * v + chunk)] = stage;
+        place_of_[static_cast<std::size_t>(stage)] = rank * v + chunk;
+      }
+    }
+    first_.push_back(0);
+  }
+
+  /// An empty schedule of the same pipeline as `other`.
+  constexpr explicit Schedule(const ScheduleView& other)
+      : p_(other.p),
+        m_(other.m),
+        v_(other.v),
+        stage_of_(other.stage_of.begin(), other.stage_of.end()),
+        place_of_(other.place_of.begin(), other.place_of.end()) {
+    first_.push_back(0);
+  }
+
+  /// The list of the next rank. @pre fewer than p ranks have theirs
+  constexpr void append(std::span<const Action> list) {
+    expects(first_.size() <= static_cast<std::size_t>(p_), ErrorCode::logic,
+            [&] { return sentence("all ", p_, " ranks of the schedule have their list already"); });
+    actions_.insert(actions_.end(), list.begin(), list.end());
+    first_.push_back(static_cast<int>(actions_.size()));
+  }
+
+  [[nodiscard]] constexpr ScheduleView view() const noexcept {
+    return {p_, m_, v_, stage_of_, place_of_, actions_, first_};
+  }
+  // NOLINTNEXTLINE(google-explicit-constructor): a Schedule is read wherever a view is.
+  constexpr operator ScheduleView() const noexcept { return view(); }
+
+  [[nodiscard]] constexpr std::span<const Action> of_rank(int rank) const noexcept {
+    return view().of_rank(rank);
+  }
+
+ private:
+  int p_;
+  int m_;
+  int v_;
+  std::vector<int> stage_of_;
+  std::vector<int> place_of_;
+  std::vector<Action> actions_;
+  std::vector<int> first_;
+};
+
+/// The compute actions of all ranks in the policy's order; lower() makes them executable.
+/// Throws Error(usage) where the policy refuses p, m or v.
+template <traversal_policy Policy, placement Placement = LoopPlacement>
+[[nodiscard]] constexpr Schedule make_schedule(const Policy& policy, int p, int m, int v,
+                                               Placement place = {}) {
+  Schedule made(p, m, v, place);
+  std::vector<Action> list(static_cast<std::size_t>(policy.length(p, m, v)), Action{});
+  for (int rank = 0; rank < p; ++rank) {
+    const int count = policy.order(rank, p, m, v, list);
+    made.append(std::span<const Action>(list).first(static_cast<std::size_t>(count)));
+  }
+  return made;
+}
+
+struct Lowering {
+  /// The first and the last stage share parameters (token embedding and output head).
+  bool tied_ends = false;
+};
+
+/// Adds to a compute order, rank by rank:
+///   recv_*       right before the action that consumes what arrives
+///   loss         right before the last stage's backward of the micro-batch
+///   send_*       right after the action that produces what leaves, on same-rank hops too
+///   reduce       right after the chunk's last weight gradient
+///   tied_reduce  with tied_ends, on the ranks of the first and the last stage: after all their
+///                backwards, because the two ranks wait for each other there; the reduce of the
+///                tied chunks comes after it, since data-parallel sums take the tied sum as input
+/// Of a send the chunk is the producing one, of a recv the consuming one.
+/// The pass is mechanical and accepts any order; verify() judges the result.
+[[nodiscard]] constexpr Schedule lower(const ScheduleView& compute, Lowering options = {}) {
+  using enum ActionKind;
+  Schedule made(compute);
+  const int last_stage = compute.stages() - 1;
+  std::vector<Action> list;
+  std::vector<int> gradients_left(static_cast<std::size_t>(compute.v), 0);
+  for (int rank = 0; rank < compute.p; ++rank) {
+    list.clear();
+    for (int& left : gradients_left) left = 0;
+    for (const Action& a : compute.of_rank(rank)) {
+      const bool known = 0 <= a.chunk && a.chunk < compute.v;
+      if (known && gives_weight_gradient(a.kind)) {
+        ++gradients_left[static_cast<std::size_t>(a.chunk)];
+      }
+    }
+    const auto is_tied = [&](int chunk) {
+      const int stage = compute.stage(rank, chunk);
+      return options.tied_ends && (stage == 0 || stage == last_stage);
+    };
+    for (const Action& a : compute.of_rank(rank)) {
+      if (!is_compute(a.kind) || a.chunk < 0 || a.chunk >= compute.v) {
+        list.push_back(a);
+        continue;
+      }
+      const int stage = compute.stage(rank, a.chunk);
+      const auto put = [&](ActionKind kind) {
+        list.push_back(make_action(kind, a.chunk, a.microbatch));
+      };
+      if (a.kind == forward && stage > 0) put(recv_forward);
+      if (gives_input_gradient(a.kind)) put(stage == last_stage ? loss : recv_backward);
+      list.push_back(a);
+      if (a.kind == forward && stage < last_stage) put(send_forward);
+      if (gives_input_gradient(a.kind) && stage > 0) put(send_backward);
+      if (gives_weight_gradient(a.kind) &&
+          --gradients_left[static_cast<std::size_t>(a.chunk)] == 0 && !is_tied(a.chunk)) {
+        list.push_back(make_action(reduce, a.chunk, all_microbatches));
+      }
+    }
+    bool summed = false;
+    for (int chunk = 0; chunk < compute.v; ++chunk) {
+      if (!is_tied(chunk)) continue;
+      if (!summed) list.push_back(make_action(tied_reduce, chunk, all_microbatches));
+      summed = true;
+    }
+    for (int chunk = 0; chunk < compute.v; ++chunk) {
+      if (is_tied(chunk)) list.push_back(make_action(reduce, chunk, all_microbatches));
+    }
+    made.append(list);
+  }
+  return made;
+}
+
+}  // namespace mega::inline v0::dpp

@@ -1,0 +1,201 @@
+/// @file  HostAsync: a host device with real queues. Each stream is a worker thread that runs its
+/// work late by seeded random delays, so a forgotten event wait fails a test without a GPU.
+#pragma once
+#include <mega/core/device.hpp>
+#include <mega/core/rng.hpp>
+#include <mega/host/memory.hpp>
+#include <mega/host/stream.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+namespace mega::inline v0::host {
+
+/// Marks a point in a stream. A copy names the same point's owner; record() moves the point.
+class AsyncEvent {
+ public:
+  AsyncEvent() : state_(std::make_shared<State>()) {}
+
+ private:
+  friend class AsyncStream;
+  struct State {
+    std::mutex mutex;
+    std::condition_variable passed;
+    std::uint64_t recorded = 0;   // how often record() was queued
+    std::uint64_t completed = 0;  // up to which record the streams have come
+  };
+  std::shared_ptr<State> state_;
+};
+
+/// A worker thread with a queue. After work has thrown, later work is skipped but events still
+/// pass, so that no other stream hangs; synchronize() rethrows the first exception.
+class AsyncStream {
+ public:
+  using event_type = AsyncEvent;
+
+  /// @param max_delay_us  before one piece of work in four, the worker sleeps up to this long
+  AsyncStream(std::uint64_t seed, std::uint32_t stream_id, int max_delay_us)
+      : queue_(std::make_unique<Queue>()) {
+    queue_->worker = std::thread([q = queue_.get(), seed, stream_id, max_delay_us] {
+      drain(*q, RandomKey{seed, 0, stream_id, RandomUse::test}, max_delay_us);
+    });
+  }
+  AsyncStream(AsyncStream&&) noexcept = default;
+  AsyncStream& operator=(AsyncStream&& other) noexcept {
+    std::swap(queue_, other.queue_);
+    return *this;
+  }
+  /// Finishes what was queued.
+  ~AsyncStream() {
+    if (!queue_) return;
+    {
+      std::lock_guard lock(queue_->mutex);
+      queue_->closing = true;
+    }
+    queue_->changed.notify_all();
+    queue_->worker.join();
+  }
+
+  template <std::invocable F>
+  void run(F&& work) {
+    push({std::function<void()>(std::forward<F>(work)), false});
+  }
+
+  void record(AsyncEvent& event) {
+    const auto state = event.state_;
+    std::uint64_t mark = 0;
+    {
+      std::lock_guard lock(state->mutex);
+      mark = ++state->recorded;
+    }
+    push({[state, mark] {
+            {
+              std::lock_guard lock(state->mutex);
+              if (mark > state->completed) state->completed = mark;
+            }
+            state->passed.notify_all();
+          },
+          true});
+  }
+
+  void wait(const AsyncEvent& event) {
+    const auto state = event.state_;
+    std::uint64_t mark = 0;
+    {
+      std::lock_guard lock(state->mutex);
+      mark = state->recorded;
+    }
+    push({[state, mark] {
+            std::unique_lock lock(state->mutex);
+            state->passed.wait(lock, [&] { return state->completed >= mark; });
+          },
+          true});
+  }
+
+  void synchronize() {
+    std::unique_lock lock(queue_->mutex);
+    queue_->idle.wait(lock, [&] { return queue_->work.empty() && !queue_->busy; });
+    if (queue_->failure) std::rethrow_exception(std::exchange(queue_->failure, nullptr));
+  }
+
+ private:
+  struct Work {
+    std::function<void()> call;
+    bool always;  // runs even after a failure: it only moves events
+  };
+  struct Queue {
+    std::mutex mutex;
+    std::condition_variable changed, idle;
+    std::deque<Work> work;
+    std::exception_ptr failure;
+    bool busy = false, closing = false;
+    std::thread worker;
+  };
+
+  void push(Work work) {
+    {
+      std::lock_guard lock(queue_->mutex);
+      queue_->work.push_back(std::move(work));
+    }
+    queue_->changed.notify_one();
+  }
+
+  static void drain(Queue& q, RandomKey random, int max_delay_us) {
+    for (Index n = 0;; ++n) {
+      Work next;
+      bool skip = false;
+      {
+        std::unique_lock lock(q.mutex);
+        q.changed.wait(lock, [&] { return q.closing || !q.work.empty(); });
+        if (q.work.empty()) return;
+        next = std::move(q.work.front());
+        q.work.pop_front();
+        q.busy = true;
+        skip = q.failure && !next.always;
+      }
+      const std::uint32_t bits = random.bits(n);
+      if (max_delay_us > 0 && bits % 4 == 0) {
+        std::this_thread::sleep_for(
+            std::chrono::microseconds((bits >> 2) % static_cast<std::uint32_t>(max_delay_us)));
+      }
+      std::exception_ptr failure;
+      try {
+        if (!skip) next.call();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      // The callable is destroyed before the stream reports itself idle.
+      next.call = nullptr;
+      std::lock_guard lock(q.mutex);
+      if (failure && !q.failure) q.failure = failure;
+      q.busy = false;
+      if (q.work.empty()) q.idle.notify_all();
+    }
+  }
+
+  std::unique_ptr<Queue> queue_;
+};
+
+static_assert(host_stream<AsyncStream>);
+
+/// Device policy for tests of stream order: correct programs give the bits that Host gives.
+/// Copies share the numbering of streams, so that each stream has its own sequence of delays.
+class HostAsync {
+ public:
+  static constexpr std::string_view name = "host-async";
+  using stream_type = AsyncStream;
+  using memory_type = Memory;
+
+  explicit HostAsync(std::uint64_t seed = 0, int max_delay_us = 50)
+      : seed_(seed), max_delay_us_(max_delay_us) {}
+
+  [[nodiscard]] AsyncStream make_stream(const char*) {
+    return {seed_, next_->fetch_add(1), max_delay_us_};
+  }
+  [[nodiscard]] AsyncEvent make_event() const { return {}; }
+  [[nodiscard]] Memory allocate(std::size_t bytes) const { return Memory(bytes); }
+
+ private:
+  std::uint64_t seed_;
+  int max_delay_us_;
+  std::shared_ptr<std::atomic<std::uint32_t>> next_ =
+      std::make_shared<std::atomic<std::uint32_t>>(0);
+};
+
+static_assert(device_policy<HostAsync>);
+
+}  // namespace mega::inline v0::host
+
+namespace mega::inline v0 {
+using host::HostAsync;
+}

@@ -1,0 +1,132 @@
+/// @file  What stands between the two products of a residual block: attention, or the activation
+/// function of an MLP.
+#pragma once
+#include <mega/core/arena.hpp>
+#include <mega/core/rng.hpp>
+#include <mega/core/view.hpp>
+#include <mega/nn/attention.hpp>
+#include <mega/nn/attention_shape.hpp>
+#include <mega/nn/transformer_config.hpp>
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace mega::inline v0::nn {
+
+// A core has: the names of its block and of the products around it; recomputable, whether forward
+// is cheap enough for selective recomputation; residual_use, the random numbers of its block's
+// dropout; the global sizes of the products; the widths on one rank; Saved; forward and backward.
+// `inner` is the output of the first product, `out` the input of the second. forward() runs again
+// on the same inner only if recomputable.
+
+/// Rotation of queries and keys, then attention, over this rank's heads.
+template <class Position>
+class AttentionCore {
+ public:
+  static constexpr std::string_view name = "attention";
+  static constexpr std::string_view in_name = "qkv";
+  static constexpr std::string_view out_name = "out";
+  static constexpr std::string_view exposed_name = "attention.output";
+  static constexpr bool recomputable = false;
+  static constexpr RandomUse residual_use = RandomUse::residual_dropout;
+
+  struct Saved {
+    View<float, 3> lse;
+  };
+
+  AttentionCore(const TransformerConfig& config, const TransformerRun& run, int tensor_rank,
+                int tensor_degree, std::uint32_t layer) noexcept
+      : shape_{run.micro_batch, run.sequence, config.heads / tensor_degree,
+               config.kv_heads / tensor_degree, config.head_dim},
+        dropout_(config.dropout.attention),
+        first_head_(tensor_rank * shape_.query_heads),
+        heads_(config.heads),
+        layer_(layer) {}
+
+  [[nodiscard]] static std::vector<Index> in_parts(const TransformerConfig& c) {
+    return {c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim};
+  }
+  [[nodiscard]] static Index out_inputs(const TransformerConfig& c) { return c.heads * c.head_dim; }
+
+  [[nodiscard]] Index inner_width() const noexcept { return shape_.width(); }
+  [[nodiscard]] Index out_width() const noexcept { return shape_.query_heads * shape_.head_dim; }
+
+  [[nodiscard]] Saved make_saved(Arena& arena) const {
+    return {arena.take<float>(shape_.batch, shape_.query_heads, shape_.time)};
+  }
+
+  /// Leaves queries and keys rotated in inner.
+  template <class Ctx>
+  void forward(Ctx& ctx, Matrix<float> out, Matrix<float> inner, const Saved& saved,
+               Vector<const float> frequencies) const {
+    Position::rotate(ctx.stream, inner, frequencies, shape_);
+    attention_forward(ctx.stream, out, saved.lse, inner, shape_, dropout(ctx));
+  }
+
+  /// @pre  dinner does not overlap inner
+  template <class Ctx>
+  void backward(Ctx& ctx, Matrix<float> dinner, Matrix<const float> dout, Matrix<const float> inner,
+                Matrix<const float> out, const Saved& saved,
+                Vector<const float> frequencies) const {
+    attention_backward(ctx.stream, dinner, dout, inner, out, saved.lse, shape_, dropout(ctx));
+    Position::rotate_back(ctx.stream, dinner, frequencies, shape_);
+  }
+
+ private:
+  template <class Ctx>
+  [[nodiscard]] AttentionDropout dropout(const Ctx& ctx) const noexcept {
+    return {ctx.training() ? dropout_ : 0.0F, ctx.random(layer_, RandomUse::attention_dropout),
+            ctx.first_sample, first_head_, heads_};
+  }
+
+  AttentionShape shape_;
+  float dropout_;
+  Index first_head_;
+  Index heads_;
+  std::uint32_t layer_;
+};
+
+/// The activation function over this rank's columns.
+template <class Activation>
+class MlpCore {
+ public:
+  static constexpr std::string_view name = "mlp";
+  static constexpr std::string_view in_name = "up";
+  static constexpr std::string_view out_name = "down";
+  static constexpr std::string_view exposed_name = "mlp.activation";
+  static constexpr bool recomputable = true;
+  static constexpr RandomUse residual_use = RandomUse::mlp_dropout;
+
+  struct Saved {};
+
+  MlpCore(const TransformerConfig& config, const TransformerRun&, int, int tensor_degree,
+          std::uint32_t) noexcept
+      : width_(config.ffn / tensor_degree) {}
+
+  [[nodiscard]] static std::vector<Index> in_parts(const TransformerConfig& c) {
+    return std::vector<Index>(Activation::inputs, c.ffn);
+  }
+  [[nodiscard]] static Index out_inputs(const TransformerConfig& c) { return c.ffn; }
+
+  [[nodiscard]] Index inner_width() const noexcept { return Activation::inputs * width_; }
+  [[nodiscard]] Index out_width() const noexcept { return width_; }
+
+  [[nodiscard]] Saved make_saved(Arena&) const noexcept { return {}; }
+
+  template <class Ctx>
+  void forward(Ctx& ctx, Matrix<float> out, Matrix<float> inner, const Saved&,
+               Vector<const float>) const {
+    Activation::forward(ctx.stream, out, inner);
+  }
+  template <class Ctx>
+  void backward(Ctx& ctx, Matrix<float> dinner, Matrix<const float> dout, Matrix<const float> inner,
+                Matrix<const float>, const Saved&, Vector<const float>) const {
+    Activation::backward(ctx.stream, dinner, dout, inner);
+  }
+
+ private:
+  Index width_;
+};
+
+}  // namespace mega::inline v0::nn

@@ -1,0 +1,133 @@
+/// @file  AdamW over flat buffers, with clipping by the global norm and a skip that all ranks
+/// share. Source: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.
+#pragma once
+#include <mega/core/view.hpp>
+#include <mega/host/stream.hpp>
+
+#include <cmath>
+#include <cstdint>
+
+namespace mega::inline v0::optim {
+
+struct AdamWOptions {
+  float beta1 = 0.9F;
+  float beta2 = 0.95F;
+  float epsilon = 1e-8F;
+  float weight_decay = 0.1F;
+};
+
+/// A run of a flat buffer whose elements share their treatment.
+struct Segment {
+  Index begin = 0;
+  Index end = 0;
+  bool decay = true;
+};
+
+/// Written by clip_by_norm() and read by adamw_update(), both in device memory, so that no step
+/// waits for the host.
+struct UpdateControl {
+  double norm = 0;           ///< of the whole gradient before clipping
+  float gradient_scale = 1;  ///< what the gradient is multiplied with
+  std::int32_t skip = 0;     ///< 1: the norm is not finite, no parameter may change
+};
+
+/// out[0] += sum of squares of `values`, in double: sixteen interleaved partial sums, then their
+/// sum in order, so that the result depends on the values and their number alone.
+/// @cost  reads values once   @determinism  run-to-run
+template <host::host_stream S>
+void add_sum_of_squares(S& stream, Vector<double> out, Vector<const float> values) {
+  stream.run([=] {
+    constexpr Index lanes = 16;
+    double partial[lanes] = {};
+    const float* x = values.data();
+    const Index n = values.size(), whole = n - n % lanes;
+    for (Index i = 0; i < whole; i += lanes) {
+      for (Index k = 0; k < lanes; ++k) partial[k] += static_cast<double>(x[i + k]) * x[i + k];
+    }
+    for (Index i = whole; i < n; ++i) partial[i - whole] += static_cast<double>(x[i]) * x[i];
+    double sum = 0;
+    for (const double p : partial) sum += p;
+    out.data()[0] += sum;
+  });
+}
+
+/// inout += values, element by element.
+template <host::host_stream S>
+void accumulate(S& stream, Vector<float> inout, Vector<const float> values) {
+  stream.run([=] {
+    float* MEGA_RESTRICT a = inout.data();
+    const float* MEGA_RESTRICT b = values.data();
+    for (Index i = 0; i < inout.size(); ++i) a[i] += b[i];
+  });
+}
+
+/// out[0] = value. The value is taken now, so nothing of the caller must outlive the call.
+template <host::host_stream S>
+void assign(S& stream, Vector<std::int64_t> out, std::int64_t value) {
+  stream.run([=] { out.data()[0] = value; });
+}
+
+/// out[0] = 1 / count[0], or 0 where there is nothing to count: a batch without a valid target has
+/// loss and gradient zero, not NaN.
+template <host::host_stream S>
+void reciprocal(S& stream, Vector<float> out, Vector<const std::int64_t> count) {
+  stream.run([=] {
+    const std::int64_t n = count.data()[0];
+    out.data()[0] = n > 0 ? static_cast<float>(1.0 / static_cast<double>(n)) : 0.0F;
+  });
+}
+
+/// Global norm from the squares of all tensors, summed in the order of `squares`; the scale that
+/// brings it down to `max_norm`, min(1, max_norm / (norm + 1e-6)). max_norm <= 0 means no clipping.
+template <host::host_stream S>
+void clip_by_norm(S& stream, Vector<UpdateControl> out, Vector<const double> squares,
+                  double max_norm) {
+  stream.run([=] {
+    double sum = 0;
+    for (Index i = 0; i < squares.size(); ++i) sum += squares.data()[i];
+    UpdateControl control;
+    control.norm = std::sqrt(sum);
+    control.skip = std::isfinite(control.norm) ? 0 : 1;
+    if (max_norm > 0 && control.skip == 0) {
+      control.gradient_scale = static_cast<float>(std::fmin(1.0, max_norm / (control.norm + 1e-6)));
+    }
+    out.data()[0] = control;
+  });
+}
+
+/// One AdamW step on `values`; moments are updated in place. All views have the same size.
+/// @param step  counts from 1; corrects the bias of the moments
+/// @cost  reads 4 and writes 3 values an element   @determinism  run-to-run, element by element
+template <host::host_stream S>
+void adamw_update(S& stream, Vector<float> values, Vector<float> first_moment,
+                  Vector<float> second_moment, Vector<const float> gradient,
+                  Vector<const Segment> segments, Vector<const UpdateControl> control,
+                  AdamWOptions options, float learning_rate, std::int64_t step) {
+  stream.run([=] {
+    if (control.data()->skip != 0) return;
+    const float scale = control.data()->gradient_scale;
+    const double correction1 =
+        1 - std::pow(static_cast<double>(options.beta1), static_cast<double>(step));
+    const double correction2 =
+        1 - std::pow(static_cast<double>(options.beta2), static_cast<double>(step));
+    const auto step_size = static_cast<float>(static_cast<double>(learning_rate) / correction1);
+    const auto root = static_cast<float>(std::sqrt(correction2));
+    float* MEGA_RESTRICT w = values.data();
+    float* MEGA_RESTRICT m = first_moment.data();
+    float* MEGA_RESTRICT v = second_moment.data();
+    const float* MEGA_RESTRICT g = gradient.data();
+    const float b1 = options.beta1, b2 = options.beta2, eps = options.epsilon;
+    for (Index s = 0; s < segments.size(); ++s) {
+      const Segment run = segments.data()[s];
+      const float keep = run.decay ? 1 - learning_rate * options.weight_decay : 1.0F;
+      for (Index i = run.begin; i < run.end; ++i) {
+        const float grad = g[i] * scale;
+        m[i] = b1 * m[i] + (1 - b1) * grad;
+        v[i] = b2 * v[i] + (1 - b2) * grad * grad;
+        w[i] = w[i] * keep - step_size * m[i] / (std::sqrt(v[i]) / root + eps);
+      }
+    }
+  });
+}
+
+}  // namespace mega::inline v0::optim

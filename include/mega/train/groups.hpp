@@ -1,0 +1,30 @@
+/// @file  The communicators of a rank, one an axis of the mesh.
+#pragma once
+#include <mega/core/mesh.hpp>
+
+#include <utility>
+
+namespace mega::inline v0::train {
+
+/// Subgroups are made eagerly and in one order on all ranks. `tied` joins the ranks that hold the
+/// first and the last stage of one pipeline, in this order; elsewhere it is the rank alone.
+template <class Comm>
+struct Groups {
+  Comm tensor;
+  Comm data;
+  Comm tied;
+
+  /// Collective over `world`.
+  [[nodiscard]] static Groups make(Comm& world, const Mesh& mesh, int first_stage_rank,
+                                   int last_stage_rank) {
+    const int rank = world.rank();
+    const int position = mesh.coordinates(rank)[Axis::pipeline];
+    const bool at_an_end = position == first_stage_rank || position == last_stage_rank;
+    return {world.split(mesh.group(rank, Axis::tensor), rank),
+            world.split(mesh.group(rank, Axis::data), rank),
+            world.split(at_an_end ? mesh.group(rank, Axis::pipeline) : -1,
+                        position == first_stage_rank ? 0 : 1)};
+  }
+};
+
+}  // namespace mega::inline v0::train

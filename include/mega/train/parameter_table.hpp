@@ -1,0 +1,191 @@
+/// @file  Where a rank's parameters lie in its flat buffers, and which of them it answers for.
+/// Pure arithmetic: plans, checkpoints and the trainer read the same table.
+#pragma once
+#include <mega/core/error.hpp>
+#include <mega/core/parameter.hpp>
+#include <mega/core/view.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace mega::inline v0::train {
+
+/// A rank's place along the axes that divide parameters.
+struct ShardPosition {
+  int tensor = 0;
+  int tensor_degree = 1;
+  int data = 0;
+  int data_degree = 1;
+};
+
+struct TableEntry {
+  Parameter parameter;
+  int stage = 0;
+  int chunk = 0;         ///< local chunk that holds it
+  int order = 0;         ///< place in the model's list; a tied parameter has its owner's
+  Index size = 0;        ///< local elements, padding included
+  Index value = 0;       ///< first element in the flat values
+  Index gradient = 0;    ///< first element in the flat gradients
+  bool alias = false;    ///< shares the values of an owner on this rank; has its own accumulator
+  bool counted = false;  ///< this rank's gradient enters the global norm
+};
+
+/// A chunk's part of the flat buffers. Gradients and values have the same positions in it; its size
+/// divides by the data degree, and each piece by 16 elements.
+struct Region {
+  Index begin = 0;
+  Index end = 0;
+  Index partial_end =
+      0;  ///< [begin, partial_end): replicated tensors with gradients partial over tp
+
+  [[nodiscard]] Index size() const noexcept { return end - begin; }
+};
+
+/// Half-open range of elements.
+struct Range {
+  Index begin = 0;
+  Index end = 0;
+  [[nodiscard]] Index size() const noexcept { return std::max<Index>(0, end - begin); }
+  [[nodiscard]] Range intersect(Range other) const noexcept {
+    return {std::max(begin, other.begin), std::min(end, other.end)};
+  }
+};
+
+class ParameterTable {
+ public:
+  static constexpr Index granule = 16;
+
+  /// @param by_stage    the parameters of every stage of the model, in order
+  /// @param own_stages  the stage of each of this rank's chunks
+  /// Throws Error(usage) on a name used twice and on a tie that leads nowhere or to another shape.
+  ParameterTable(std::span<const std::vector<Parameter>> by_stage, std::span<const int> own_stages,
+                 ShardPosition position)
+      : position_(position) {
+    number(by_stage);
+    for (std::size_t c = 0; c < own_stages.size(); ++c) {
+      place_chunk(by_stage[static_cast<std::size_t>(own_stages[c])], own_stages[c],
+                  static_cast<int>(c));
+    }
+    value_size_ = regions_.empty() ? 0 : regions_.back().end;
+    gradient_size_ = value_size_;
+    for (TableEntry& entry : entries_) {
+      if (!entry.alias) continue;
+      entry.value = find_owner(entry)->value;
+      entry.gradient = gradient_size_;
+      gradient_size_ += round_up(entry.size, granule);
+    }
+  }
+
+  /// In the order of the chunks and, within each, of the stage's own list.
+  [[nodiscard]] std::span<const TableEntry> entries() const noexcept { return entries_; }
+  [[nodiscard]] std::span<const Region> regions() const noexcept { return regions_; }
+  [[nodiscard]] ShardPosition position() const noexcept { return position_; }
+  /// Elements of the flat values; what the optimizer owns.
+  [[nodiscard]] Index value_size() const noexcept { return value_size_; }
+  /// Elements of the flat gradients: the values' and the accumulators of aliases behind them.
+  [[nodiscard]] Index gradient_size() const noexcept { return gradient_size_; }
+  /// Distinct parameters of the whole model.
+  [[nodiscard]] int model_parameters() const noexcept { return static_cast<int>(order_.size()); }
+  /// Elements of the whole model, each parameter once, without padding.
+  [[nodiscard]] Index model_size() const noexcept { return model_size_; }
+  [[nodiscard]] bool has_ties() const noexcept { return !tie_targets_.empty(); }
+  /// Whether some parameter of the model shares the values of the one named `name`.
+  [[nodiscard]] bool ties_lead_to(const std::string& name) const noexcept {
+    return std::find(tie_targets_.begin(), tie_targets_.end(), name) != tie_targets_.end();
+  }
+
+  /// The piece of a region that data-parallel rank `data` reduces into and, with a sharded
+  /// optimizer, updates.
+  [[nodiscard]] Range piece(const Region& region, int data) const noexcept {
+    const Index length = region.size() / position_.data_degree;
+    return {region.begin + length * data, region.begin + length * (data + 1)};
+  }
+
+  /// On this rank, the entry whose values `tied` shares; null when it lives elsewhere.
+  [[nodiscard]] const TableEntry* find_owner(const TableEntry& tied) const noexcept {
+    for (const TableEntry& entry : entries_) {
+      if (!tied.parameter.tied_to.empty() && entry.parameter.name == tied.parameter.tied_to)
+        return &entry;
+    }
+    return nullptr;
+  }
+
+ private:
+  static constexpr Index round_up(Index n, Index multiple) noexcept {
+    return (n + multiple - 1) / multiple * multiple;
+  }
+
+  void number(std::span<const std::vector<Parameter>> by_stage) {
+    std::unordered_map<std::string, const Parameter*> owners;
+    for (const auto& list : by_stage) {
+      for (const Parameter& p : list) {
+        if (!p.tied_to.empty()) continue;
+        expects(order_.emplace(p.name, static_cast<int>(order_.size())).second, ErrorCode::usage,
+                [&] {
+                  return sentence("two parameters of the model are named '", p.name,
+                                  "'; names must be unique");
+                });
+        owners.emplace(p.name, &p);
+        model_size_ += p.size();
+      }
+    }
+    for (const auto& list : by_stage) {
+      for (const Parameter& p : list) {
+        if (p.tied_to.empty()) continue;
+        tie_targets_.push_back(p.tied_to);
+        const auto owner = owners.find(p.tied_to);
+        expects(owner != owners.end(), ErrorCode::usage, [&] {
+          return sentence("parameter '", p.name, "' is tied to '", p.tied_to,
+                          "', which no stage declares");
+        });
+        expects(owner->second->shape == p.shape, ErrorCode::usage, [&] {
+          return sentence("parameter '", p.name, "' is tied to '", p.tied_to,
+                          "', which has another shape");
+        });
+      }
+    }
+  }
+
+  void place_chunk(const std::vector<Parameter>& list, int stage, int chunk) {
+    const std::size_t first = entries_.size();
+    for (const Parameter& p : list) {
+      TableEntry entry{.parameter = p, .stage = stage, .chunk = chunk};
+      entry.size = local_size(p, position_.tensor_degree);
+      entry.order = order_.at(p.tied_to.empty() ? p.name : p.tied_to);
+      entry.alias = find_owner(entry) != nullptr;
+      entry.counted = p.tied_to.empty() && (!p.shard.replicated() || position_.tensor == 0);
+      entries_.push_back(std::move(entry));
+    }
+    // Tensors whose gradients are partial over the tensor axis lie together, so that one call sums
+    // them all.
+    Region region{.begin = regions_.empty() ? 0 : regions_.back().end};
+    Index at = region.begin;
+    for (const bool partial : {true, false}) {
+      for (std::size_t i = first; i < entries_.size(); ++i) {
+        TableEntry& entry = entries_[i];
+        if (entry.alias || entry.parameter.partial_over_tensor != partial) continue;
+        entry.value = entry.gradient = at;
+        at += round_up(entry.size, granule);
+      }
+      if (partial) region.partial_end = at;
+    }
+    region.end = region.begin + round_up(at - region.begin, granule * position_.data_degree);
+    regions_.push_back(region);
+  }
+
+  ShardPosition position_;
+  std::vector<TableEntry> entries_;
+  std::vector<Region> regions_;
+  std::unordered_map<std::string, int> order_;
+  Index value_size_ = 0;
+  Index gradient_size_ = 0;
+  Index model_size_ = 0;
+  std::vector<std::string> tie_targets_;
+};
+
+}  // namespace mega::inline v0::train

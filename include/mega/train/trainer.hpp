@@ -1,0 +1,325 @@
+/// @file  Trainer<Plan>: one training step, composed of the blocks of the library.
+#pragma once
+#include <mega/comm/concepts.hpp>
+#include <mega/core/context.hpp>
+#include <mega/core/error.hpp>
+#include <mega/core/mesh.hpp>
+#include <mega/core/stage.hpp>
+#include <mega/dpp/executor.hpp>
+#include <mega/optim/adamw.hpp>
+#include <mega/train/gradient_reducer.hpp>
+#include <mega/train/groups.hpp>
+#include <mega/train/parameter_store.hpp>
+#include <mega/train/parameter_table.hpp>
+#include <mega/train/pipeline.hpp>
+#include <mega/train/plan.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace mega::inline v0 {
+
+/// The sizes of a run. Kinds are types and stand in the plan.
+template <class Traversal = dpp::ScheduleTraversal<dpp::DFC>>
+struct TrainerOptions {
+  Mesh mesh{};
+  int chunks = 1;        ///< model chunks a pipeline rank
+  int microbatches = 1;  ///< a step and data-parallel rank
+  Traversal traversal{};
+  bool shard_optimizer = false;  ///< ZeRO stage 1
+  double clip_norm = 1.0;        ///< 0: no clipping
+  optim::AdamWOptions adamw{};
+  std::uint64_t seed = 0;
+};
+
+/// What a step came to; equal on all ranks.
+struct StepResult {
+  double loss = 0;           ///< mean over the valid targets of the global batch
+  double gradient_norm = 0;  ///< of the global gradient, before clipping
+  std::int64_t targets = 0;  ///< valid ones in the global batch
+  bool skipped = false;      ///< the norm was not finite, so no parameter changed
+};
+
+/// Besides the micro-batches, a training batch tells how many of its targets count.
+template <class B, class Stage>
+concept training_batch = dpp::batch_of<B, Stage> && requires(const B& batch) {
+  { batch.valid_targets() } -> std::convertible_to<std::int64_t>;
+};
+
+/// Owns one rank's share of a training step: schedule, slots, flat buffers, reductions, optimizer.
+///
+/// A step, as the data sees it: count the valid targets of the global batch; clear the gradients;
+/// run the action list, which reduces each chunk's gradients as soon as they are complete; gather
+/// the squares of all tensors and the losses of all micro-batches; clip; update the owned pieces;
+/// gather the new values. Two streams: `compute` and `transfer`.
+/// Every member function is collective over the world. World outlives the trainer.
+template <class Plan>
+class Trainer {
+  static_assert((explain<Plan>(), true));
+
+ public:
+  using device_type = typename Plan::device;
+  using communicator_type = typename Plan::communicator;
+  using stage_type = typename Plan::stage;
+  using hooks_type = typename Plan::hooks;
+  using stream_type = typename device_type::stream_type;
+  using groups_type = train::Groups<communicator_type>;
+  using options_type = TrainerOptions<typename Plan::traversal>;
+
+  /// @param factory  makes the stage of a position: factory(StagePosition) or
+  ///                 factory(StagePosition, Groups&). Also called for stages of other ranks, to
+  ///                 learn their parameters, so it allocates nothing large.
+  /// Throws Error(usage) on a layout that cannot run, with the numbers.
+  template <class Factory>
+  Trainer(communicator_type& world, const options_type& options, const Factory& factory,
+          device_type device = {}, hooks_type hooks = {})
+      : device_(std::move(device)),
+        hooks_(std::move(hooks)),
+        options_(options),
+        world_(world),
+        pipeline_(options, world.rank(), world.size()),
+        groups_(groups_type::make(world, options.mesh, pipeline_.rank_of(0),
+                                  pipeline_.rank_of(pipeline_.stages() - 1))),
+        store_(device_, make_table(factory), options.shard_optimizer),
+        stages_(make_stages(factory)),
+        executor_(device_, world, stages_, pipeline_.placements(store_.table().has_ties()),
+                  pipeline_.actions(store_.table().has_ties()), options.microbatches, hooks_),
+        transfer_(device_.make_stream("transfer")),
+        reducer_(device_, store_, groups_, transfer_),
+        computed_(device_.make_event()),
+        updated_(device_.make_event()),
+        memory_(device_.allocate(lay_out(Arena{}).bytes)),
+        exchange_(lay_out(Arena(memory_.data(), memory_.bytes()))) {
+    store_.initialise(executor_.compute(), options.seed);
+    for (std::size_t c = 0; c < stages_.size(); ++c)
+      stages_[c].bind(store_.views(static_cast<int>(c)));
+  }
+
+  /// Queues a step and waits for its result. `batch` holds this data-parallel rank's micro-batches.
+  template <training_batch<stage_type> Batch>
+  StepResult step(const Batch& batch, double learning_rate) {
+    queue_step(batch, learning_rate);
+    return result();
+  }
+
+  /// Queues a step without waiting; the batch stays valid until result() or synchronize().
+  template <training_batch<stage_type> Batch>
+  void queue_step(const Batch& batch, double learning_rate) {
+    stream_type& compute = executor_.compute();
+    count_targets(batch);
+    fill_zero(compute, store_.gradients());
+    executor_.train(batch, {options_.seed, step_}, reducer_);
+    compute.record(computed_);
+    transfer_.wait(computed_);
+    gather_norm_and_losses();
+    clip();
+    ++step_;
+    update(static_cast<float>(learning_rate));
+  }
+
+  /// Mean loss over the batch with dropout off; no parameter changes.
+  template <training_batch<stage_type> Batch>
+  StepResult evaluate(const Batch& batch) {
+    return evaluate(batch, [](auto&&...) {});
+  }
+
+  /// `visit(stage, ctx, out)` is called on the ranks of the last chunk with each micro-batch's
+  /// output.
+  template <training_batch<stage_type> Batch, class Visit>
+  StepResult evaluate(const Batch& batch, const Visit& visit) {
+    stream_type& compute = executor_.compute();
+    count_targets(batch);
+    executor_.evaluate(batch, {options_.seed, step_}, visit);
+    compute.record(computed_);
+    transfer_.wait(computed_);
+    fill_zero(transfer_, exchange_.sums);
+    gather_losses();
+    StepResult out = result();
+    out.gradient_norm = 0;
+    out.skipped = false;
+    return out;
+  }
+
+  /// Waits for everything queued and reads the last step's figures.
+  StepResult result() {
+    std::vector<double> sums(static_cast<std::size_t>(exchange_.sums.size()));
+    optim::UpdateControl control;
+    std::int64_t targets = 0;
+    download(transfer_, Vector<double>(sums.data(), exchange_.sums.size()),
+             Vector<const double>(exchange_.sums));
+    download(transfer_, Vector<optim::UpdateControl>(&control, 1),
+             Vector<const optim::UpdateControl>(exchange_.control));
+    download(transfer_, Vector<std::int64_t>(&targets, 1),
+             Vector<const std::int64_t>(exchange_.targets));
+    synchronize();
+    double loss = 0;
+    for (auto i = static_cast<std::size_t>(store_.table().model_parameters()); i < sums.size(); ++i)
+      loss += sums[i];
+    return {targets > 0 ? loss / static_cast<double>(targets) : 0.0, control.norm, targets,
+            control.skip != 0};
+  }
+
+  /// Waits for everything queued; rethrows what failed.
+  void synchronize() {
+    executor_.synchronize();
+    transfer_.synchronize();
+  }
+
+  /// Steps done, counted from 0; set when a checkpoint is loaded.
+  [[nodiscard]] std::int64_t steps_done() const noexcept {
+    return static_cast<std::int64_t>(step_);
+  }
+  void resume_at(std::int64_t steps_done) noexcept {
+    step_ = static_cast<std::uint64_t>(steps_done);
+  }
+
+  /// The flat buffers: what a checkpoint reads and writes between steps.
+  [[nodiscard]] train::ParameterStore<device_type>& parameters() noexcept { return store_; }
+  [[nodiscard]] std::span<stage_type> stages() noexcept { return stages_; }
+  [[nodiscard]] groups_type& groups() noexcept { return groups_; }
+  [[nodiscard]] hooks_type& hooks() noexcept { return hooks_; }
+  [[nodiscard]] communicator_type& world() noexcept { return world_; }
+  [[nodiscard]] stream_type& compute() noexcept { return executor_.compute(); }
+  [[nodiscard]] const options_type& options() const noexcept { return options_; }
+  /// Device memory this rank has allocated through the trainer.
+  [[nodiscard]] std::size_t device_bytes() const noexcept {
+    return store_.bytes() + executor_.bytes() + memory_.bytes();
+  }
+
+ private:
+  /// Device memory of the collectives that end a step.
+  struct Exchange {
+    Vector<double>
+        sums;  ///< squares of every tensor of the model, then losses of every micro-batch
+    Vector<optim::UpdateControl> control;
+    Vector<std::int64_t> targets;
+    std::size_t bytes = 0;
+  };
+
+  [[nodiscard]] Exchange lay_out(Arena arena) const {
+    Exchange out;
+    out.sums = arena.take<double>(store_.table().model_parameters() +
+                                  options_.microbatches * options_.mesh.data);
+    out.control = arena.take<optim::UpdateControl>(1);
+    out.targets = arena.take<std::int64_t>(1);
+    out.bytes = arena.used();
+    return out;
+  }
+
+  template <class Factory>
+  [[nodiscard]] stage_type make_stage(const Factory& factory, int stage) {
+    const StagePosition position{stage, pipeline_.stages()};
+    if constexpr (std::invocable<const Factory&, StagePosition, groups_type&>) {
+      return factory(position, groups_);
+    } else {
+      return factory(position);
+    }
+  }
+
+  template <class Factory>
+  [[nodiscard]] std::vector<stage_type> make_stages(const Factory& factory) {
+    std::vector<stage_type> out;
+    for (const int stage : pipeline_.own_stages()) out.push_back(make_stage(factory, stage));
+    return out;
+  }
+
+  template <class Factory>
+  [[nodiscard]] train::ParameterTable make_table(const Factory& factory) {
+    std::vector<std::vector<Parameter>> lists;
+    for (int s = 0; s < pipeline_.stages(); ++s)
+      lists.push_back(make_stage(factory, s).parameters());
+    const Coordinates at = options_.mesh.coordinates(world_.rank());
+    return {lists,
+            pipeline_.own_stages(),
+            {at[Axis::tensor], options_.mesh.tensor, at[Axis::data], options_.mesh.data}};
+  }
+
+  template <class Batch>
+  void count_targets(const Batch& batch) {
+    using optim::assign, optim::reciprocal;
+    stream_type& compute = executor_.compute();
+    // Values of the last step are in place before anything of this one reads them.
+    compute.wait(updated_);
+    assign(compute, exchange_.targets, static_cast<std::int64_t>(batch.valid_targets()));
+    groups_.data.all_reduce(compute, exchange_.targets, comm::Reduce::sum);
+    reciprocal(compute, executor_.loss_scale(), Vector<const std::int64_t>(exchange_.targets));
+  }
+
+  /// Every sum has exactly one place, filled by one pipeline stage, so adding the ranks' vectors
+  /// adds zeros to it except over the axes that really divide the tensor.
+  void gather_norm_and_losses() {
+    using optim::add_sum_of_squares;
+    const train::ParameterTable& table = store_.table();
+    fill_zero(transfer_, exchange_.sums);
+    for (const train::TableEntry& e : table.entries()) {
+      if (!e.counted) continue;
+      const train::Region& region = table.regions()[static_cast<std::size_t>(e.chunk)];
+      const train::Range own =
+          table.piece(region, table.position().data).intersect({e.value, e.value + e.size});
+      if (own.size() == 0) continue;
+      add_sum_of_squares(transfer_, exchange_.sums.slice(e.order, 1),
+                         Vector<const float>(store_.gradients().slice(own.begin, own.size())));
+    }
+    gather_losses();
+  }
+
+  void gather_losses() {
+    const Coordinates at = options_.mesh.coordinates(world_.rank());
+    if (pipeline_.holds_last() && at[Axis::tensor] == 0) {
+      copy(transfer_,
+           exchange_.sums.slice(
+               store_.table().model_parameters() + at[Axis::data] * options_.microbatches,
+               options_.microbatches),
+           Vector<const double>(executor_.loss_sums()));
+    }
+    world_.all_reduce(transfer_, exchange_.sums, comm::Reduce::sum);
+  }
+
+  void clip() {
+    using optim::clip_by_norm;
+    clip_by_norm(transfer_, exchange_.control,
+                 Vector<const double>(exchange_.sums.slice(0, store_.table().model_parameters())),
+                 options_.clip_norm);
+  }
+
+  void update(float learning_rate) {
+    using optim::adamw_update;
+    for (std::size_t c = 0; c < store_.owned().size(); ++c) {
+      const train::OwnedRange& own = store_.owned()[c];
+      const Vector<float> values = store_.values().slice(own.values.begin, own.values.size());
+      adamw_update(
+          transfer_, values, store_.first_moments().slice(own.moments, own.values.size()),
+          store_.second_moments().slice(own.moments, own.values.size()),
+          Vector<const float>(store_.gradients().slice(own.values.begin, own.values.size())),
+          store_.segments(c), Vector<const optim::UpdateControl>(exchange_.control), options_.adamw,
+          learning_rate, steps_done());
+      if (!store_.shards_optimizer()) continue;
+      const train::Region& region = store_.table().regions()[c];
+      groups_.data.all_gather(transfer_, store_.values().slice(region.begin, region.size()),
+                              Vector<const float>(values));
+    }
+    transfer_.record(updated_);
+  }
+
+  device_type device_;
+  [[no_unique_address]] hooks_type hooks_;
+  options_type options_;
+  communicator_type& world_;
+  train::Pipeline<typename Plan::traversal, typename Plan::placement> pipeline_;
+  groups_type groups_;
+  train::ParameterStore<device_type> store_;
+  std::vector<stage_type> stages_;
+  dpp::Executor<device_type, communicator_type, stage_type, hooks_type> executor_;
+  stream_type transfer_;
+  train::GradientReducer<device_type, communicator_type> reducer_;
+  typename stream_type::event_type computed_, updated_;
+  typename device_type::memory_type memory_;
+  Exchange exchange_;
+  std::uint64_t step_ = 0;
+};
+
+}  // namespace mega::inline v0
