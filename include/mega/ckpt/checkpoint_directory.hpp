@@ -301,6 +301,15 @@ inline Inventory take_inventory(const std::string& root) {
   return out;
 }
 
+/// Removes a checkpoint. Renamed first, so that a crash half-way leaves no directory that looks
+/// like one; what is left then goes with the next save's cleaning.
+inline void discard(const std::string& root, const std::string& path, Index step) {
+  const std::string doomed =
+      root + "/" + std::string(temporary_prefix) + step_name(step) + "-" + random_suffix();
+  rename_durably(path, doomed);
+  remove_flat_directory(doomed);
+}
+
 /// Nothing if the files are complete, else the reason.
 inline std::optional<std::string> fault_of(const Checkpoint& checkpoint, Verify verify) {
   try {
@@ -354,12 +363,7 @@ inline std::vector<std::string> retain(const std::string& root, int keep,
       if (!detail::fault_of(checkpoint, kept == 0 ? verify : Verify::sizes)) ++kept;
       continue;
     }
-    // Renamed first, so that a crash half-way leaves no directory that looks like a checkpoint.
-    const std::string doomed = root + "/" + std::string(detail::temporary_prefix) +
-                               detail::step_name(checkpoint.manifest.step) + "-" +
-                               detail::random_suffix();
-    rename_durably(checkpoint.path, doomed);
-    remove_flat_directory(doomed);
+    detail::discard(root, checkpoint.path, checkpoint.manifest.step);
     removed.push_back(checkpoint.path);
   }
   return removed;
@@ -517,10 +521,10 @@ class CheckpointWriter {
           remove_flat_directory(path);
         } else if (name.starts_with(".tmp-latest-")) {
           remove_file(path);
-        } else if (const auto at = name.find(detail::replaced_infix);
-                   at != std::string::npos && detail::step_of(name) &&
-                   is_complete(root_ + "/" + name.substr(0, at))) {
-          remove_flat_directory(path);
+        } else if (const auto step = detail::step_of(name);
+                   step && name.find(detail::replaced_infix) != name.npos &&
+                   is_complete(root_ + "/" + detail::step_name(*step))) {
+          detail::discard(root_, path, *step);
         }
       }
     } catch (...) {

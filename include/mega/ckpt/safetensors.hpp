@@ -329,6 +329,11 @@ inline void check_tiling(const std::vector<TensorEntry>& tensors, Index data_byt
                                                                 std::string_view where) {
   expects(!json.empty() && json.front() == '{', ErrorCode::bad_input,
           [&] { return sentence(where, ": header does not begin with '{' at byte 8"); });
+  // The parser takes a zero byte for the end, and would not look at what is behind it.
+  const auto zero = json.find('\0');
+  expects(zero == json.npos, ErrorCode::bad_input, [&] {
+    return sentence(where, ": header is not valid JSON at byte ", 9 + zero, ", a zero byte");
+  });
   detail::HeaderEvents events(where);
   nlohmann::json::sax_parse(json, &events);
   SafetensorsHeader header{std::move(events.tensors), std::move(events.metadata),

@@ -53,6 +53,10 @@ inline constexpr int json_depth_limit = 64;
     }
     return true;
   };
+  // The parser takes a zero byte for the end, and would not look at what is behind it.
+  const auto zero = text.find('\0');
+  expects(zero == text.npos, ErrorCode::bad_input,
+          [&] { return sentence(where, ": not valid JSON at byte ", zero + 1, ", a zero byte"); });
   try {
     return json::parse(text, check);
   } catch (const json::parse_error& fault) {

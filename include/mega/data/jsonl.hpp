@@ -92,7 +92,10 @@ inline void append_jsonl(ByteTokenSource& source, const std::string& path) {
     if (line_number == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
     detail::TextEvents events;
-    if (nlohmann::json::sax_parse(line, &events) && !events.text) {
+    if (const auto zero = line.find('\0'); zero != line.npos) {
+      // The parser would take it for the end of the line.
+      events.problem = sentence("invalid JSON at byte ", zero + 1, ", a zero byte");
+    } else if (nlohmann::json::sax_parse(line, &events) && !events.text) {
       events.problem = "the key \"text\" is missing";
     }
     expects(events.problem.empty(), ErrorCode::bad_input,

@@ -131,19 +131,21 @@ class ResidualBlock {
   void forward(Ctx& ctx, const Region& region, Matrix<const float> x, Matrix<float> y,
                const Saved& saved, const BlockScratch& scratch, Pass pass) const {
     const auto span = ctx.span(Core::name);
-    const Matrix<const float> normed = norm_rows(ctx, region, x, saved, scratch);
-    Linear<Product>::forward(ctx.stream, saved.inner, normed, weights_.in.value);
-    if constexpr (Spec::has_bias)
-      bias_add(ctx.stream, saved.inner, saved.inner, weights_.in_bias.value);
-    const Matrix<float> core_out = core_output(region, saved, scratch);
-    core_.forward(ctx, core_out, saved.inner, saved.core, scratch.frequencies);
-    expose(ctx, exposed_, core_out, pass);
+    const Matrix<const float> core_out = run_core(ctx, region, x, saved, scratch, pass);
     Linear<Product>::forward(ctx.stream, scratch.partial, core_out, weights_.out.value);
     const Matrix<float> sum = region.reduce(ctx.stream, scratch.partial);
     // Each rank adds the bias to what is already summed.
     if constexpr (Spec::has_bias) bias_add(ctx.stream, sum, sum, weights_.out_bias.value);
     dropout_forward(ctx.stream, sum, sum, probability(ctx), random(ctx), place(ctx, region));
     add(ctx.stream, y, x, sum);
+  }
+
+  /// The part of forward that fills saved.
+  template <class Ctx, class Region>
+  void forward_to_core(Ctx& ctx, const Region& region, Matrix<const float> x, const Saved& saved,
+                       const BlockScratch& scratch, Pass pass) const {
+    const auto span = ctx.span(Core::name);
+    run_core(ctx, region, x, saved, scratch, pass);
   }
 
   /// dx from dy, and the gradients of biases and norms. dx may be dy.
@@ -192,6 +194,20 @@ class ResidualBlock {
   }
 
  private:
+  /// core(W_in norm(x)), all rows of it.
+  template <class Ctx, class Region>
+  Matrix<const float> run_core(Ctx& ctx, const Region& region, Matrix<const float> x,
+                               const Saved& saved, const BlockScratch& scratch, Pass pass) const {
+    const Matrix<const float> normed = norm_rows(ctx, region, x, saved, scratch);
+    Linear<Product>::forward(ctx.stream, saved.inner, normed, weights_.in.value);
+    if constexpr (Spec::has_bias)
+      bias_add(ctx.stream, saved.inner, saved.inner, weights_.in_bias.value);
+    const Matrix<float> core_out = core_output(region, saved, scratch);
+    core_.forward(ctx, core_out, saved.inner, saved.core, scratch.frequencies);
+    expose(ctx, exposed_, core_out, pass);
+    return core_out;
+  }
+
   /// norm(x), all rows of it.
   template <class Ctx, class Region>
   Matrix<const float> norm_rows(Ctx& ctx, const Region& region, Matrix<const float> x,

@@ -49,6 +49,7 @@ TEST_CASE("strict_json: faults are located") {
     CAPTURE(text);
     CHECK(throws_code(ErrorCode::bad_input, [&] { (void)parse_json_strictly(text, "f"); }));
   }
+  CHECK(contains(sentence_of([] { (void)parse_json_strictly({"{}\0{}", 5}, "f"); }), "byte 3"));
   CHECK(contains(sentence_of([] { (void)parse_json_strictly("[1e999]", "f"); }), "out of range"));
 }
 
