@@ -65,15 +65,16 @@ def outside_headers(root, names):
 
 
 class Compiler:
-    def __init__(self, command, include, scratch):
-        self.command, self.include, self.scratch = command, include, scratch
+    def __init__(self, command, include, system, scratch):
+        self.command, self.scratch = command, scratch
+        self.folders = [f"-I{include}"] + [f"-isystem{folder}" for folder in system]
 
     def compile(self, label, text, flags):
         """Compiles text; gives (CPU seconds, diagnostics or None)."""
         stem = re.sub(r"\W", "_", label)
         source = Path(self.scratch) / f"{stem}.cpp"
         source.write_text(text)
-        command = [self.command, *flags, f"-I{self.include}", "-c", str(source), "-o",
+        command = [self.command, *flags, *self.folders, "-c", str(source), "-o",
                    str(source.with_suffix(".o"))]
         log = source.with_suffix(".log")
         with open(log, "w") as output:
@@ -177,6 +178,7 @@ def main():
     parser.add_argument("mode", choices=("alone", "budget", "hostile"))
     parser.add_argument("--compiler", default=os.environ.get("CXX", "g++"))
     parser.add_argument("--include", type=Path, default=Path(__file__).parents[1] / "include")
+    parser.add_argument("--system", action="append", default=[], help="folder of a package's headers")
     parser.add_argument("--times", help="file with the measured CPU seconds")
     parser.add_argument("--macro", action="append", default=[], help="one more hostile macro")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
@@ -185,7 +187,7 @@ def main():
         return budget(arguments.times)
     scratch = tempfile.mkdtemp(prefix="mega-headers-")
     try:
-        compiler = Compiler(arguments.compiler, arguments.include, scratch)
+        compiler = Compiler(arguments.compiler, arguments.include, arguments.system, scratch)
         root = arguments.include / "mega"
         if arguments.mode == "alone":
             return alone(compiler, root, arguments.times, arguments.jobs)

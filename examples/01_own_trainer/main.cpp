@@ -8,36 +8,45 @@ using mega::Index, mega::Matrix;
 constexpr Index samples = 8, width = 16;
 
 struct Layer : mega::UniformStage {  // y = x + tanh(x W), trained on squared error
-  struct saved_type { Matrix<const float> x; Matrix<float> t; };
+  struct saved_type {
+    Matrix<const float> x;
+    Matrix<float> t;
+  };
   mega::StagePosition at;
   explicit Layer(mega::StagePosition position) : UniformStage{samples, width}, at(position) {}
 
-  saved_type make_saved(mega::Arena& arena) const { return {{}, arena.take<float>(samples, width)}; }
+  saved_type make_saved(mega::Arena& arena) const {
+    return {{}, arena.take<float>(samples, width)};
+  }
   std::vector<mega::Parameter> parameters() const {
-    return {{.name = "layer" + std::to_string(at.stage), .shape = {width, width}, .init = {mega::Init::Kind::normal, 0.2F}}};
+    return {{.name = "layer" + std::to_string(at.stage),
+             .shape = {width, width},
+             .init = {mega::Init::Kind::normal, 0.2F}}};
   }
   void forward(auto& ctx, Matrix<const float> x, Matrix<float> y, saved_type& saved) {
     saved.x = x;
     ctx.stream.run([x, y, w = weights[0].value, t = saved.t] {
-      for (Index r = 0; r < samples; ++r) for (Index c = 0; c < width; ++c) {
-        float z = 0;
-        for (Index k = 0; k < width; ++k) z += x(r, k) * w(k * width + c);
-        t(r, c) = std::tanh(z);
-        y(r, c) = x(r, c) + t(r, c);
-      }
+      for (Index r = 0; r < samples; ++r)
+        for (Index c = 0; c < width; ++c) {
+          float z = 0;
+          for (Index k = 0; k < width; ++k) z += x(r, k) * w(k * width + c);
+          t(r, c) = std::tanh(z);
+          y(r, c) = x(r, c) + t(r, c);
+        }
     });
   }
   void backward(auto& ctx, Matrix<const float> dy, Matrix<float> dx, saved_type& saved) {
     ctx.stream.run([dy, dx, w = weights[0], saved = saved] {
-      for (Index r = 0; r < samples; ++r) for (Index k = 0; k < width; ++k) {
-        float sum = dy(r, k);
-        for (Index c = 0; c < width; ++c) {
-          const float dz = dy(r, c) * (1 - saved.t(r, c) * saved.t(r, c));
-          sum += dz * w.value(k * width + c);
-          w.gradient(k * width + c) += saved.x(r, k) * dz;
+      for (Index r = 0; r < samples; ++r)
+        for (Index k = 0; k < width; ++k) {
+          float sum = dy(r, k);
+          for (Index c = 0; c < width; ++c) {
+            const float dz = dy(r, c) * (1 - saved.t(r, c) * saved.t(r, c));
+            sum += dz * w.value(k * width + c);
+            w.gradient(k * width + c) += saved.x(r, k) * dz;
+          }
+          if (!dx.empty()) dx(r, k) = sum;
         }
-        if (!dx.empty()) dx(r, k) = sum;
-      }
     });
   }
   void loss(auto& ctx, Matrix<float> y, Matrix<const float> target) {
@@ -58,9 +67,13 @@ struct Plan : mega::DefaultPlan {
 };
 
 int main() {
-  mega::data::FunctionBatch batch(8, samples, width, [](Index i) { const float x = mega::RandomKey{1}.uniform(i) - 0.5F; return std::pair(x, -x); });
+  mega::data::FunctionBatch batch(8, samples, width, [](Index i) {
+    const float x = mega::RandomKey{1}.uniform(i) - 0.5F;
+    return std::pair(x, -x);
+  });
   mega::comm::run_threads(2, [&](mega::comm::ThreadComm& world) {
-    mega::Trainer<Plan> trainer(world, {.mesh = {.pipeline = 2}, .chunks = 2, .microbatches = 8}, [](auto at) { return Layer(at); });
+    mega::Trainer<Plan> trainer(world, {.mesh = {.pipeline = 2}, .chunks = 2, .microbatches = 8},
+                                [](auto at) { return Layer(at); });
     for (int step = 0; step < 20; ++step) {
       const auto result = trainer.step(batch, 1e-2);
       if (world.rank() == 0) std::printf("step %2d  loss %.6f\n", step, result.loss);

@@ -647,7 +647,9 @@ class MpiSession {
     std::fprintf(stderr, "rank %d: %s\n", world_->rank(), what.c_str());
     std::fflush(nullptr);
     world_->fail(cause);
-    std::this_thread::sleep_for(grace);
+    // The rank that failed first decides the exit code; the others go on only if it is gone.
+    const bool own = world_->world().failure().rank == world_->rank();
+    std::this_thread::sleep_for(own ? grace : 3 * grace);
     MPI_Abort(MPI_COMM_WORLD, code);
     std::terminate();
   }

@@ -64,7 +64,7 @@ void cross_entropy_sum_exp(S& stream, Vector<float> sum_exp, Vector<float> targe
       const Index target = targets(r) - shard.first;
       sum_exp(r) = detail::lane_sum(shard.valid,
                                     [=](Index c) { return detail::exponential(x[c] - largest); });
-      target_logit(r) = targets(r) >= 0 && target >= 0 && target < shard.valid ? x[target] : 0.0f;
+      target_logit(r) = target >= 0 && target < shard.valid ? x[target] : 0.0f;
     }
   });
 }

@@ -169,9 +169,10 @@ void swiglu_backward(S& stream, Matrix<float> dx, Matrix<const float> dout, Matr
   });
 }
 
-/// Where a block of rows lies in the whole tensor that all ranks hold together: element (r, c) of
-/// the block has the global index (first_row + r) * row_stride + first_column + c. A
-/// tensor-parallel shard sets first_column, a sequence-parallel or data-parallel one first_row.
+/// Where a block of consecutive rows lies in the whole tensor that all ranks hold together: element
+/// (r, c) of the block has the global index (first_row + r) * row_stride + first_column + c. A
+/// tensor-parallel shard sets first_column, a sequence-parallel or data-parallel one first_row; a
+/// sequence shard of several samples is one block a sample.
 struct GlobalBlock {
   Index first_row = 0;
   Index row_stride = 0;

@@ -33,20 +33,19 @@ struct LayerNorm {
   template <class S>
   static void forward(S& stream, Matrix<float> out, const Saved& saved, Matrix<const float> x,
                       const NormWeights& w, float epsilon) {
-    layer_norm_forward(stream, out, saved.mean, saved.rstd, x, w.weight.value,
-                       w.bias.value, epsilon);
+    layer_norm_forward(stream, out, saved.mean, saved.rstd, x, w.weight.value, w.bias.value,
+                       epsilon);
   }
   template <class S>
   static void backward_input(S& stream, Matrix<float> dx, Matrix<const float> dout,
                              Matrix<const float> x, const Saved& saved, const NormWeights& w) {
-    layer_norm_backward_input(stream, dx, dout, x, w.weight.value,
-                              saved.mean, saved.rstd);
+    layer_norm_backward_input(stream, dx, dout, x, w.weight.value, saved.mean, saved.rstd);
   }
   template <class S>
   static void backward_weight(S& stream, const NormWeights& w, Matrix<const float> dout,
                               Matrix<const float> x, const Saved& saved) {
-    layer_norm_backward_weight(stream, w.weight.gradient, w.bias.gradient, dout, x,
-                               saved.mean, saved.rstd);
+    layer_norm_backward_weight(stream, w.weight.gradient, w.bias.gradient, dout, x, saved.mean,
+                               saved.rstd);
   }
 };
 
@@ -69,8 +68,7 @@ struct RmsNorm {
   template <class S>
   static void backward_input(S& stream, Matrix<float> dx, Matrix<const float> dout,
                              Matrix<const float> x, const Saved& saved, const NormWeights& w) {
-    rms_norm_backward_input(stream, dx, dout, x, w.weight.value,
-                            saved.rstd);
+    rms_norm_backward_input(stream, dx, dout, x, w.weight.value, saved.rstd);
   }
   template <class S>
   static void backward_weight(S& stream, const NormWeights& w, Matrix<const float> dout,

@@ -38,10 +38,8 @@ namespace mega::inline v0::nn {
 /// Weight [outputs, inputs] whose inputs are divided: the ranks' products are summed.
 [[nodiscard]] inline Parameter row_parallel_weight(std::string name, Index outputs, Index inputs,
                                                    Init init) {
-  return {.name = std::move(name),
-          .shape = {outputs, inputs},
-          .shard = {1, {inputs}},
-          .init = init};
+  return {
+      .name = std::move(name), .shape = {outputs, inputs}, .shard = {1, {inputs}}, .init = init};
 }
 
 /// A vector that all ranks hold; no decay.
@@ -91,9 +89,7 @@ class TensorRegion {
   [[nodiscard]] Comm& comm() const noexcept { return *comm_; }
   [[nodiscard]] bool divides_rows() const noexcept { return divides_rows_; }
   [[nodiscard]] Index rows() const noexcept { return rows_; }
-  [[nodiscard]] Index own_rows() const noexcept {
-    return divides_rows_ ? rows_ / degree() : rows_;
-  }
+  [[nodiscard]] Index own_rows() const noexcept { return divides_rows_ ? rows_ / degree() : rows_; }
   /// First of the rows of the residual stream that this rank holds.
   [[nodiscard]] Index first_row() const noexcept { return divides_rows_ ? rank() * own_rows() : 0; }
 

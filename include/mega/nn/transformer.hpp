@@ -65,9 +65,9 @@ class Transformer {
   using edge_type = Matrix<float>;
 
   struct saved_type {
-    Matrix<const std::int32_t> tokens;       ///< on the first chunk
-    Matrix<const float> in;                  ///< on the others
-    std::vector<Matrix<float>> boundaries;   ///< residual stream before and after each layer
+    Matrix<const std::int32_t> tokens;          ///< on the first chunk
+    Matrix<const float> in;                     ///< on the others
+    std::vector<Matrix<float>> boundaries;      ///< residual stream before and after each layer
     std::vector<typename Layer::Saved> layers;  ///< empty under full recomputation
     std::vector<typename Layer::Gradients> gradients;  ///< of a split backward
     typename Norm::Saved final_norm;
@@ -241,8 +241,8 @@ class Transformer {
                                                      int begin, int end, int tensor_degree) {
     validate<Spec>(config, run, tensor_degree, at.stages);
     const bool is_end = at.first() || at.last();
-    expects(begin >= 0 && end <= config.layers && begin + (is_end ? 0 : 1) <= end,
-            ErrorCode::usage, [&] {
+    expects(begin >= 0 && end <= config.layers && begin + (is_end ? 0 : 1) <= end, ErrorCode::usage,
+            [&] {
               return sentence("stage ", at.stage, " of ", at.stages, " cannot hold layers [", begin,
                               ", ", end, ") of ", config.layers);
             });

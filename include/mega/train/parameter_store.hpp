@@ -22,24 +22,75 @@ struct OwnedRange {
   Index moments = 0;  ///< first element in the flat moments
 };
 
+/// One a chunk: what a rank's optimizer updates. With a sharded optimizer (ZeRO stage 1) this is
+/// the rank's piece of each region, else the whole.
+[[nodiscard]] inline std::vector<OwnedRange> owned_ranges(const ParameterTable& table,
+                                                          bool shard_optimizer) {
+  std::vector<OwnedRange> out;
+  Index moments = 0;
+  for (const Region& region : table.regions()) {
+    const Range values = shard_optimizer ? table.piece(region, table.position().data)
+                                         : Range{region.begin, region.end};
+    out.push_back({values, moments});
+    moments += values.size();
+  }
+  return out;
+}
+
+/// The chunk's tensors inside its owned range, relative to it; padding belongs to none.
+[[nodiscard]] inline std::vector<optim::Segment> decay_runs(const ParameterTable& table,
+                                                            Range owned, int chunk) {
+  std::vector<optim::Segment> runs;
+  for (const TableEntry& e : table.entries()) {
+    if (e.chunk != chunk || e.alias) continue;
+    const Range part = owned.intersect({e.value, e.value + e.size});
+    if (part.size() > 0) {
+      runs.push_back({part.begin - owned.begin, part.end - owned.begin, e.parameter.decay});
+    }
+  }
+  return runs;
+}
+
+/// The flat buffers' places in one block. The constructor is the layout: on a counting arena it
+/// measures.
+struct StoreBuffers {
+  Vector<float> values, gradients, first_moments, second_moments;
+  std::vector<Vector<optim::Segment>> segments;  ///< one a chunk
+
+  StoreBuffers(Arena& arena, const ParameterTable& table, const std::vector<OwnedRange>& owned) {
+    Index moments = 0;
+    for (const OwnedRange& range : owned) moments += range.values.size();
+    values = arena.take<float>(table.value_size());
+    gradients = arena.take<float>(table.gradient_size());
+    first_moments = arena.take<float>(moments);
+    second_moments = arena.take<float>(moments);
+    for (std::size_t c = 0; c < owned.size(); ++c) {
+      segments.push_back(arena.take<optim::Segment>(
+          decay_runs(table, owned[c].values, static_cast<int>(c)).size()));
+    }
+  }
+
+  /// Bytes that a store of this table allocates. Needs no device.
+  [[nodiscard]] static std::size_t required_bytes(const ParameterTable& table,
+                                                  bool shard_optimizer) {
+    Arena counting;
+    const StoreBuffers layout(counting, table, owned_ranges(table, shard_optimizer));
+    return counting.used();
+  }
+};
+
 template <device_policy Device>
 class ParameterStore {
  public:
-  /// @param shard_optimizer  ZeRO stage 1: moments for this rank's piece of each region only
   ParameterStore(Device& device, ParameterTable table, bool shard_optimizer)
-      : table_(std::move(table)), shard_optimizer_(shard_optimizer) {
-    for (const Region& region : table_.regions()) {
-      const Range values = shard_optimizer ? table_.piece(region, table_.position().data)
-                                           : Range{region.begin, region.end};
-      owned_.push_back({values, moment_size_});
-      moment_size_ += values.size();
-    }
-    Arena counting;
-    lay_out(counting);
-    memory_ = device.allocate(counting.used());
-    Arena arena(memory_.data(), memory_.bytes());
-    lay_out(arena);
-  }
+      : table_(std::move(table)),
+        shard_optimizer_(shard_optimizer),
+        owned_(owned_ranges(table_, shard_optimizer)),
+        memory_(device.allocate(StoreBuffers::required_bytes(table_, shard_optimizer))),
+        buffers_([&] {
+          Arena arena(memory_.data(), memory_.bytes());
+          return StoreBuffers(arena, table_, owned_);
+        }()) {}
 
   [[nodiscard]] const ParameterTable& table() const noexcept { return table_; }
   [[nodiscard]] bool shards_optimizer() const noexcept { return shard_optimizer_; }
@@ -47,20 +98,20 @@ class ParameterStore {
   [[nodiscard]] const std::vector<OwnedRange>& owned() const noexcept { return owned_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
 
-  [[nodiscard]] Vector<float> values() const noexcept { return values_; }
-  [[nodiscard]] Vector<float> gradients() const noexcept { return gradients_; }
-  [[nodiscard]] Vector<float> first_moments() const noexcept { return first_moments_; }
-  [[nodiscard]] Vector<float> second_moments() const noexcept { return second_moments_; }
+  [[nodiscard]] Vector<float> values() const noexcept { return buffers_.values; }
+  [[nodiscard]] Vector<float> gradients() const noexcept { return buffers_.gradients; }
+  [[nodiscard]] Vector<float> first_moments() const noexcept { return buffers_.first_moments; }
+  [[nodiscard]] Vector<float> second_moments() const noexcept { return buffers_.second_moments; }
   /// Device memory: the runs of owned()[chunk], relative to its begin.
   [[nodiscard]] Vector<const optim::Segment> segments(std::size_t chunk) const noexcept {
-    return segments_[chunk];
+    return buffers_.segments[chunk];
   }
 
   [[nodiscard]] Vector<float> values(const TableEntry& e) const noexcept {
-    return values_.slice(e.value, e.size);
+    return buffers_.values.slice(e.value, e.size);
   }
   [[nodiscard]] Vector<float> gradients(const TableEntry& e) const noexcept {
-    return gradients_.slice(e.gradient, e.size);
+    return buffers_.gradients.slice(e.gradient, e.size);
   }
 
   /// Views for stage.bind(), in the order of the stage's parameters().
@@ -75,10 +126,10 @@ class ParameterStore {
   /// Writes the initial values and clears gradients and moments. Blocks until done.
   template <stream S>
   void initialise(S& stream, std::uint64_t seed) {
-    fill_zero(stream, values_);
-    fill_zero(stream, gradients_);
-    fill_zero(stream, first_moments_);
-    fill_zero(stream, second_moments_);
+    fill_zero(stream, buffers_.values);
+    fill_zero(stream, buffers_.gradients);
+    fill_zero(stream, buffers_.first_moments);
+    fill_zero(stream, buffers_.second_moments);
     std::vector<float> host;
     for (const TableEntry& e : table_.entries()) {
       if (e.alias) continue;
@@ -90,45 +141,20 @@ class ParameterStore {
       stream.synchronize();
     }
     for (std::size_t c = 0; c < owned_.size(); ++c) {
-      const std::vector<optim::Segment> runs = decay_runs(static_cast<int>(c));
-      upload(stream, segments_[c],
+      const std::vector<optim::Segment> runs =
+          decay_runs(table_, owned_[c].values, static_cast<int>(c));
+      upload(stream, buffers_.segments[c],
              Vector<const optim::Segment>(runs.data(), static_cast<Index>(runs.size())));
       stream.synchronize();
     }
   }
 
  private:
-  void lay_out(Arena& arena) {
-    values_ = arena.take<float>(table_.value_size());
-    gradients_ = arena.take<float>(table_.gradient_size());
-    first_moments_ = arena.take<float>(moment_size_);
-    second_moments_ = arena.take<float>(moment_size_);
-    segments_.clear();
-    for (std::size_t c = 0; c < owned_.size(); ++c) {
-      segments_.push_back(arena.take<optim::Segment>(decay_runs(static_cast<int>(c)).size()));
-    }
-  }
-
-  /// The chunk's tensors inside the owned range; padding between them belongs to none.
-  [[nodiscard]] std::vector<optim::Segment> decay_runs(int chunk) const {
-    std::vector<optim::Segment> runs;
-    const Range owned = owned_[static_cast<std::size_t>(chunk)].values;
-    for (const TableEntry& e : table_.entries()) {
-      if (e.chunk != chunk || e.alias) continue;
-      const Range part = owned.intersect({e.value, e.value + e.size});
-      if (part.size() > 0)
-        runs.push_back({part.begin - owned.begin, part.end - owned.begin, e.parameter.decay});
-    }
-    return runs;
-  }
-
   ParameterTable table_;
   bool shard_optimizer_;
   std::vector<OwnedRange> owned_;
-  Index moment_size_ = 0;
   typename Device::memory_type memory_;
-  Vector<float> values_, gradients_, first_moments_, second_moments_;
-  std::vector<Vector<optim::Segment>> segments_;
+  StoreBuffers buffers_;
 };
 
 }  // namespace mega::inline v0::train

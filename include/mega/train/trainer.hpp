@@ -9,6 +9,7 @@
 #include <mega/optim/adamw.hpp>
 #include <mega/train/gradient_reducer.hpp>
 #include <mega/train/groups.hpp>
+#include <mega/train/memory_plan.hpp>
 #include <mega/train/parameter_store.hpp>
 #include <mega/train/parameter_table.hpp>
 #include <mega/train/pipeline.hpp>
@@ -92,8 +93,13 @@ class Trainer {
         reducer_(device_, store_, groups_, transfer_),
         computed_(device_.make_event()),
         updated_(device_.make_event()),
-        memory_(device_.allocate(lay_out(Arena{}).bytes)),
-        exchange_(lay_out(Arena(memory_.data(), memory_.bytes()))) {
+        memory_(device_.allocate(train::ExchangeBuffers::required_bytes(
+            store_.table().model_parameters(), options.microbatches * options.mesh.data))),
+        exchange_([&] {
+          Arena arena(memory_.data(), memory_.bytes());
+          return train::ExchangeBuffers(arena, store_.table().model_parameters(),
+                                        options.microbatches * options.mesh.data);
+        }()) {
     store_.initialise(executor_.compute(), options.seed);
     for (std::size_t c = 0; c < stages_.size(); ++c)
       stages_[c].bind(store_.views(static_cast<int>(c)));
@@ -191,25 +197,6 @@ class Trainer {
   }
 
  private:
-  /// Device memory of the collectives that end a step.
-  struct Exchange {
-    Vector<double>
-        sums;  ///< squares of every tensor of the model, then losses of every micro-batch
-    Vector<optim::UpdateControl> control;
-    Vector<std::int64_t> targets;
-    std::size_t bytes = 0;
-  };
-
-  [[nodiscard]] Exchange lay_out(Arena arena) const {
-    Exchange out;
-    out.sums = arena.take<double>(store_.table().model_parameters() +
-                                  options_.microbatches * options_.mesh.data);
-    out.control = arena.take<optim::UpdateControl>(1);
-    out.targets = arena.take<std::int64_t>(1);
-    out.bytes = arena.used();
-    return out;
-  }
-
   template <class Factory>
   [[nodiscard]] stage_type make_stage(const Factory& factory, int stage) {
     const StagePosition position{stage, pipeline_.stages()};
@@ -318,7 +305,7 @@ class Trainer {
   train::GradientReducer<device_type, communicator_type> reducer_;
   typename stream_type::event_type computed_, updated_;
   typename device_type::memory_type memory_;
-  Exchange exchange_;
+  train::ExchangeBuffers exchange_;
   std::uint64_t step_ = 0;
 };
 

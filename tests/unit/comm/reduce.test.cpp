@@ -1,8 +1,8 @@
 /// @file  Block reduction has the bits of the tree element by element; shares cover every element.
+#include "communicator_laws.hpp"
 #include <mega/comm/call.hpp>
 #include <mega/comm/reduce.hpp>
 
-#include "communicator_laws.hpp"
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -1,10 +1,10 @@
 /// @file  SelfComm: the laws with one rank, and refusal of what one rank can never do.
+#include "communicator_laws.hpp"
 #include <mega/comm/self.hpp>
 #include <mega/core/error.hpp>
 #include <mega/host/host_async.hpp>
 #include <mega/host/stream.hpp>
 
-#include "communicator_laws.hpp"
 #include <doctest/doctest.h>
 
 #include <cstddef>

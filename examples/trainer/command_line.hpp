@@ -1,0 +1,133 @@
+/// @file  Command line and printed form of Config, both derived from describe().
+#pragma once
+#include "config.hpp"
+#include <mega/core/error.hpp>
+
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trainer {
+
+/// Makes a CLI11 option of every field. Long options may be written with underscores.
+class CommandLine {
+ public:
+  CommandLine(Config& config, const std::string& program, const std::string& what)
+      : app_(what, program) {
+    app_.get_formatter()->column_width(44);
+    describe(config, *this);
+  }
+
+  void section(const char* title) { section_ = title; }
+
+  void operator()(const char* names, bool& member, const char* help) {
+    app_.add_flag(options(names), member, help)->group(section_);
+  }
+  template <class T>
+  void operator()(const char* names, T& member, const char* help) {
+    app_.add_option(options(names), member, help)->group(section_)->capture_default_str();
+  }
+  template <class E, std::size_t N>
+  void choice(const char* names, E& member, const Names<E, N>& table, const char* help) {
+    std::map<std::string, E> values;
+    std::string listed;
+    for (const auto& [name, value] : table) {
+      values.emplace(name, value);
+      listed += (listed.empty() ? "" : "|") + std::string(name);
+    }
+    app_.add_option_function<std::string>(
+            options(names),
+            [&member, values, listed, names](const std::string& text) {
+              const auto found = values.find(text);
+              if (found == values.end())
+                throw CLI::ValidationError(
+                    mega::sentence("--", first(names), " is '", text, "'; it takes ", listed));
+              member = found->second;
+            },
+            help)
+        ->group(section_)
+        ->type_name(listed)
+        ->default_str(std::string(name_of(table, member)));
+  }
+
+  /// Exit code where the program should end now (help, wrong usage), else nothing.
+  [[nodiscard]] std::optional<int> parse(int argc, const char* const* argv) {
+    // CLI11 takes the arguments last first.
+    std::vector<std::string> arguments;
+    for (int i = argc - 1; i > 0; --i) arguments.push_back(with_dashes(argv[i]));
+    try {
+      app_.parse(arguments);
+    } catch (const CLI::CallForHelp&) {
+      std::fputs(app_.help().c_str(), stdout);
+      return 0;
+    } catch (const CLI::ParseError& e) {
+      std::fprintf(stderr, "%s: %s; --help lists the options.\n", app_.get_name().c_str(),
+                   e.what());
+      return 2;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static std::string_view first(std::string_view names) { return names.substr(0, names.find(',')); }
+
+  static std::string options(std::string_view names) {
+    std::string out;
+    for (std::size_t at = 0; at <= names.size();) {
+      const std::size_t end = std::min(names.find(',', at), names.size());
+      out += (out.empty() ? "--" : ",--") + std::string(names.substr(at, end - at));
+      at = end + 1;
+    }
+    return out;
+  }
+
+  /// "--micro_batch_size=3" as "--micro-batch-size=3"; values keep their underscores.
+  static std::string with_dashes(std::string argument) {
+    if (argument.rfind("--", 0) != 0) return argument;
+    for (std::size_t i = 0; i < argument.size() && argument[i] != '='; ++i) {
+      if (argument[i] == '_') argument[i] = '-';
+    }
+    return argument;
+  }
+
+  CLI::App app_;
+  std::string section_;
+};
+
+/// The effective configuration, an option a line, as the command line would take it.
+class Listing {
+ public:
+  void section(const char* title) { out_ << "# " << title << '\n'; }
+  template <class T>
+  void operator()(std::string_view names, const T& member, const char*) {
+    out_ << "--" << names.substr(0, names.find(','));
+    if constexpr (std::is_same_v<T, bool>) {
+      out_ << '=' << (member ? "true" : "false") << '\n';
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      out_ << "='" << member << "'\n";
+    } else {
+      out_ << '=' << member << '\n';
+    }
+  }
+  template <class E, std::size_t N>
+  void choice(std::string_view names, const E& member, const Names<E, N>& table, const char*) {
+    out_ << "--" << names.substr(0, names.find(',')) << '=' << name_of(table, member) << '\n';
+  }
+
+  [[nodiscard]] static std::string of(const Config& config) {
+    Listing listing;
+    describe(config, listing);
+    return listing.out_.str();
+  }
+
+ private:
+  std::ostringstream out_;
+};
+
+}  // namespace trainer

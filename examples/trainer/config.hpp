@@ -1,0 +1,216 @@
+/// @file  What a run of a trainer is: one typed struct. Command line, help and the printed
+/// effective configuration are derived from describe(); a reader of files would be one more
+/// visitor.
+#pragma once
+#include <mega/core/view.hpp>
+#include <mega/nn/transformer_config.hpp>
+#include <mega/optim/learning_rate.hpp>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace trainer {
+
+using mega::Index;
+
+enum class Schedule : std::uint8_t { gpipe, one_f_one_b, dfc, bfc, interleaved };
+enum class LogLevel : std::uint8_t { quiet, info, debug };
+
+/// Names of the values of an enumeration, as the command line spells them.
+template <class E, std::size_t N>
+using Names = std::array<std::pair<std::string_view, E>, N>;
+
+inline constexpr Names<Schedule, 5> schedule_names{{{"gpipe", Schedule::gpipe},
+                                                    {"1f1b", Schedule::one_f_one_b},
+                                                    {"dfc", Schedule::dfc},
+                                                    {"bfc", Schedule::bfc},
+                                                    {"interleaved", Schedule::interleaved}}};
+inline constexpr Names<mega::optim::Decay, 5> decay_names{
+    {{"constant", mega::optim::Decay::constant},
+     {"linear", mega::optim::Decay::linear},
+     {"cosine", mega::optim::Decay::cosine},
+     {"inverse-square-root", mega::optim::Decay::inverse_square_root},
+     {"WSD", mega::optim::Decay::warmup_stable_decay}}};
+inline constexpr Names<mega::nn::Recompute, 3> recompute_names{
+    {{"none", mega::nn::Recompute::none},
+     {"selective", mega::nn::Recompute::selective},
+     {"full", mega::nn::Recompute::full}}};
+inline constexpr Names<LogLevel, 3> log_level_names{
+    {{"quiet", LogLevel::quiet}, {"info", LogLevel::info}, {"debug", LogLevel::debug}}};
+
+struct Config {
+  // Layout
+  int tensor = 1;
+  int pipeline = 1;
+  int data = 0;  ///< 0: the ranks that tensor and pipeline parallelism leave
+  int chunks = 1;
+  bool sequence_parallel = false;
+  bool shard_optimizer = false;
+  Schedule schedule = Schedule::dfc;
+  int group_size = 0;  ///< 0: the schedule's own
+  // Model
+  std::string import_dir;
+  int layers = 4;
+  Index hidden = 128;
+  Index ffn = 0;  ///< 0: 4 x hidden, or 8/3 x hidden rounded to 32 for SwiGLU
+  Index heads = 4;
+  Index kv_heads = 0;       ///< 0: as many as heads
+  Index head_dim = 0;       ///< 0: hidden / heads
+  Index max_positions = 0;  ///< 0: the sequence length
+  double norm_epsilon = 1e-5;
+  double rope_theta = 500000;
+  double dropout_attention = 0;
+  double dropout_hidden = 0;
+  double init_deviation = 0.02;
+  bool untie = false;
+  bool tie = false;
+  mega::nn::Recompute recompute = mega::nn::Recompute::none;
+  // Training
+  Index sequence = 128;
+  int micro_batch = 2;
+  int global_batch = 16;
+  std::int64_t steps = 100;
+  std::int64_t samples = 0;  ///< not 0: as many steps as these samples need
+  std::int64_t eval_interval = 0;
+  int eval_steps = 4;
+  std::uint64_t seed = 1234;
+  // Optimizer
+  double learning_rate = 3e-3;
+  double min_learning_rate = 3e-4;
+  mega::optim::Decay decay = mega::optim::Decay::cosine;
+  std::int64_t decay_steps = 0;  ///< 0: all steps
+  std::int64_t wsd_decay_steps = 0;
+  std::int64_t warmup_steps = 0;
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double clip = 1.0;
+  // Data
+  std::string data_path;
+  double valid_fraction = 0.05;
+  // Checkpoints
+  std::string save_dir;
+  std::string load_dir;
+  std::string export_dir;
+  std::int64_t save_interval = 0;
+  int keep = 2;
+  // Output
+  std::int64_t log_interval = 1;
+  std::string log_json;
+  LogLevel log_level = LogLevel::info;
+  int sample_tokens = 0;
+  std::string prompt = "The ";
+  double temperature = 0.8;
+  bool dry_run = false;
+  // Machine
+  int blas_threads = 0;  ///< 0: the cores, or 1 where ranks are threads
+  double deadline_s = 600;
+};
+
+/// Calls visit.section(title) and visit(names, member, help) for every field, in the order of the
+/// help text; visit.choice(names, member, table, help) for enumerations. `names` is the long
+/// option, then short forms, separated by commas.
+template <class C, class Visitor>
+void describe(C& c, Visitor& visit) {
+  visit.section("Layout");
+  visit("tensor-model-parallel-size,tp", c.tensor, "ranks that divide every layer");
+  visit("pipeline-model-parallel-size,pp", c.pipeline, "ranks that divide the layers among them");
+  visit("data-parallel-size,dp", c.data,
+        "replicas; 0: 1 for threads, the rest of the world for processes");
+  visit("num-virtual-stages-per-pipeline-rank,vpp", c.chunks, "model chunks a pipeline rank holds");
+  visit("sequence-parallel,sp", c.sequence_parallel,
+        "tensor ranks divide the residual stream's rows");
+  visit("use-distributed-optimizer,zero1", c.shard_optimizer,
+        "data ranks divide the optimizer's state");
+  visit.choice("schedule", c.schedule, schedule_names,
+               "order of a rank's micro-batches and chunks");
+  visit("microbatch-group-size-per-virtual-pipeline-stage,group-size", c.group_size,
+        "micro-batches a chunk runs before the next chunk, for --schedule interleaved");
+
+  visit.section("Model");
+  visit("import-hf", c.import_dir,
+        "start from a Hugging Face folder; its config.json sets the sizes");
+  visit("num-layers", c.layers, "layers");
+  visit("hidden-size", c.hidden, "width of the residual stream");
+  visit("ffn-hidden-size", c.ffn, "width inside the MLP; 0: 4 x hidden, 8/3 x hidden for SwiGLU");
+  visit("num-attention-heads", c.heads, "query heads");
+  visit("num-query-groups,kv-heads", c.kv_heads, "key and value heads; 0: as many as query heads");
+  visit("kv-channels", c.head_dim, "width of a head; 0: hidden / heads");
+  visit("max-position-embeddings", c.max_positions,
+        "rows of a learned position table; 0: the sequence length");
+  visit("norm-epsilon", c.norm_epsilon, "added to the variance in norms");
+  visit("rotary-base", c.rope_theta, "base of the rotary embedding");
+  visit("attention-dropout", c.dropout_attention, "probability for attention weights");
+  visit("hidden-dropout", c.dropout_hidden, "probability for embeddings and block outputs");
+  visit("init-method-std", c.init_deviation, "standard deviation of initial weights");
+  visit("untie-embeddings-and-output-weights", c.untie, "GPT: a head of its own");
+  visit("tie-embeddings-and-output-weights", c.tie, "Llama: the head shares the embedding");
+  visit.choice("recompute-granularity,recompute", c.recompute, recompute_names,
+               "what backward computes again instead of keeping it");
+
+  visit.section("Training");
+  visit("seq-length", c.sequence, "tokens of a sample");
+  visit("micro-batch-size", c.micro_batch, "samples of a micro-batch");
+  visit("global-batch-size", c.global_batch, "samples of a step over all ranks");
+  visit("train-iters,steps", c.steps, "steps in all, those of a loaded checkpoint included");
+  visit("num-samples", c.samples, "run the whole path on this many samples; 0: --train-iters");
+  visit("eval-interval", c.eval_interval, "steps between validations; 0: at the end only");
+  visit("eval-iters", c.eval_steps, "batches of a validation");
+  visit("seed", c.seed, "of initial weights, order of samples, dropout");
+
+  visit.section("Optimizer");
+  visit("lr", c.learning_rate, "peak learning rate");
+  visit("min-lr", c.min_learning_rate, "learning rate at the end of the decay");
+  visit.choice("lr-decay-style", c.decay, decay_names, "curve from the peak to the end");
+  visit("lr-decay-iters", c.decay_steps, "steps until the end of the decay; 0: --train-iters");
+  visit("lr-wsd-decay-iters", c.wsd_decay_steps, "steps of WSD's final descent");
+  visit("lr-warmup-iters", c.warmup_steps, "steps of linear warm-up");
+  visit("weight-decay", c.weight_decay, "decoupled; not for biases and norms");
+  visit("adam-beta1", c.beta1, "decay of the first moment");
+  visit("adam-beta2", c.beta2, "decay of the second moment");
+  visit("adam-eps", c.epsilon, "added to the root of the second moment");
+  visit("clip-grad", c.clip, "largest global gradient norm; 0: no clipping");
+
+  visit.section("Data");
+  visit("data-path,data", c.data_path,
+        "text file, folder of text files, or .jsonl with the key text");
+  visit("valid-fraction", c.valid_fraction, "end of the data that is kept for validation");
+
+  visit.section("Checkpoints");
+  visit("save", c.save_dir,
+        "folder for checkpoints; written at the end, on SIGTERM and by interval");
+  visit("load", c.load_dir, "folder whose newest complete checkpoint is resumed, at any layout");
+  visit("save-interval", c.save_interval, "steps between checkpoints; 0: at the end only");
+  visit("keep", c.keep, "newest checkpoints that stay; 0: all");
+  visit("export-hf", c.export_dir, "folder for a Hugging Face export at the end");
+
+  visit.section("Output");
+  visit("log-interval", c.log_interval, "steps between lines");
+  visit("log-json", c.log_json, "file that gets one JSON object a step");
+  visit.choice("log-level", c.log_level, log_level_names, "how much is printed");
+  visit("sample-tokens", c.sample_tokens, "tokens of a sampled continuation at the end");
+  visit("prompt", c.prompt, "what the continuation continues");
+  visit("temperature", c.temperature, "of sampling; 0: the likeliest token");
+  visit("dry-run", c.dry_run,
+        "print layout, parameters and planned bytes of every rank, then stop");
+
+  visit.section("Machine");
+  visit("blas-threads", c.blas_threads,
+        "BLAS threads a rank; 0: the cores, 1 where ranks are threads");
+  visit("distributed-timeout-seconds,timeout", c.deadline_s, "longest wait of a rank for another");
+}
+
+/// Text of an enumeration's value.
+template <class E, std::size_t N>
+[[nodiscard]] std::string_view name_of(const Names<E, N>& names, E value) {
+  for (const auto& [name, known] : names) {
+    if (known == value) return name;
+  }
+  return "unknown";
+}
+
+}  // namespace trainer

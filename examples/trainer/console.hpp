@@ -1,0 +1,141 @@
+/// @file  What a run says: a progress bar on a terminal, plain lines elsewhere, JSON lines in a
+/// file.
+#pragma once
+#include "config.hpp"
+#include <mega/core/error.hpp>
+#include <mega/train/trainer.hpp>
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+
+namespace trainer {
+
+/// Figures of one step.
+struct StepReport {
+  std::int64_t step = 0;  ///< counted from 1
+  std::int64_t steps = 0;
+  mega::StepResult result;
+  double learning_rate = 0;
+  double seconds = 0;
+  std::int64_t tokens = 0;  ///< of the step, over all ranks
+  std::size_t peak_bytes = 0;
+
+  [[nodiscard]] double tokens_per_s() const noexcept {
+    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+  }
+};
+
+/// Largest resident set of this process so far, in bytes.
+[[nodiscard]] inline std::size_t peak_resident_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::size_t>(usage.ru_maxrss) * 1024;
+}
+
+[[nodiscard]] inline std::string readable_bytes(std::size_t bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  int unit = 0;
+  while (value >= 1024 && unit < 4) value /= 1024, ++unit;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+  return text;
+}
+
+/// Speaks for rank 0; on other ranks it says nothing.
+class Console {
+ public:
+  Console(const Config& config, bool speaks)
+      : level_(speaks ? config.log_level : LogLevel::quiet),
+        interval_(config.log_interval),
+        terminal_(isatty(STDERR_FILENO) == 1) {
+    if (!speaks || config.log_json.empty()) return;
+    json_.reset(std::fopen(config.log_json.c_str(), "w"));
+    mega::expects(json_ != nullptr, mega::ErrorCode::bad_input, [&] {
+      return mega::sentence("--log-json: cannot write '", config.log_json,
+                            "': ", std::strerror(errno));
+    });
+  }
+
+  void say(const std::string& text) { print(LogLevel::info, text); }
+  void detail(const std::string& text) { print(LogLevel::debug, text); }
+
+  void step(const StepReport& r) {
+    write_json(r);
+    if (level_ == LogLevel::quiet) return;
+    if (terminal_) draw_bar(r);
+    if (r.step % interval_ != 0 && r.step != r.steps) return;
+    char line[256];
+    std::snprintf(line, sizeof line,
+                  "step %*lld/%lld | loss %.4f | lr %.3e | grad norm %.3f | %.0f tokens/s | %s%s",
+                  static_cast<int>(std::to_string(r.steps).size()), static_cast<long long>(r.step),
+                  static_cast<long long>(r.steps), r.result.loss, r.learning_rate,
+                  r.result.gradient_norm, r.tokens_per_s(), readable_bytes(r.peak_bytes).c_str(),
+                  r.result.skipped ? " | skipped: the gradient norm is not finite" : "");
+    if (!terminal_ || r.step == r.steps) print(LogLevel::info, line);
+  }
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+
+  void print(LogLevel level, const std::string& text) {
+    if (level_ < level) return;
+    clear_bar();
+    std::fprintf(stderr, "%s\n", text.c_str());
+    std::fflush(stderr);
+  }
+
+  void draw_bar(const StepReport& r) {
+    constexpr int width = 30;
+    const int filled = r.steps > 0 ? static_cast<int>(width * r.step / r.steps) : width;
+    const double left = static_cast<double>(r.steps - r.step) * r.seconds;
+    std::fprintf(stderr,
+                 "\r\033[K[%.*s%*s] %lld/%lld  loss %.4f  norm %.2f  %.0f tok/s  %.0f s left",
+                 filled, "##############################", width - filled, "",
+                 static_cast<long long>(r.step), static_cast<long long>(r.steps), r.result.loss,
+                 r.result.gradient_norm, r.tokens_per_s(), left);
+    std::fflush(stderr);
+    drawn_ = true;
+  }
+  void clear_bar() {
+    if (drawn_) std::fputs("\r\033[K", stderr);
+    drawn_ = false;
+  }
+
+  void write_json(const StepReport& r) {
+    if (!json_) return;
+    char loss[40], norm[40];
+    // 17 digits bring a double back bit for bit; JSON has no word for what is not finite.
+    std::snprintf(loss, sizeof loss, std::isfinite(r.result.loss) ? "%.17g" : "null",
+                  r.result.loss);
+    std::snprintf(norm, sizeof norm, std::isfinite(r.result.gradient_norm) ? "%.17g" : "null",
+                  r.result.gradient_norm);
+    std::fprintf(json_.get(),
+                 "{\"step\": %lld, \"loss\": %s, \"lr\": %.17g, \"grad_norm\": %s, \"tokens\": "
+                 "%lld, \"tokens_per_s\": %.6g, "
+                 "\"seconds\": %.6g, \"peak_bytes\": %zu, \"skipped\": %s}\n",
+                 static_cast<long long>(r.step), loss, r.learning_rate, norm,
+                 static_cast<long long>(r.tokens), r.tokens_per_s(), r.seconds, r.peak_bytes,
+                 r.result.skipped ? "true" : "false");
+    std::fflush(json_.get());
+  }
+
+  LogLevel level_;
+  std::int64_t interval_;
+  bool terminal_;
+  bool drawn_ = false;
+  std::unique_ptr<std::FILE, Close> json_;
+};
+
+}  // namespace trainer

@@ -1,0 +1,257 @@
+/// @file  The outer loop of a trainer: data in, steps, validation, checkpoints, a sample at the
+/// end.
+#pragma once
+#include "config.hpp"
+#include "console.hpp"
+#include "job.hpp"
+#include "sampler.hpp"
+#include <mega/ckpt/hugging_face.hpp>
+#include <mega/ckpt/sharded_checkpoint.hpp>
+#include <mega/core/error.hpp>
+#include <mega/data/batch.hpp>
+#include <mega/data/jsonl.hpp>
+#include <mega/data/sampler.hpp>
+#include <mega/nn/blas.hpp>
+#include <mega/nn/transformer.hpp>
+#include <mega/train/agreement.hpp>
+#include <mega/train/memory_plan.hpp>
+#include <mega/train/trainer.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace trainer {
+
+/// Set by the first SIGTERM or SIGINT; the ranks agree on it after each step. The second one ends
+/// the process as usual.
+inline std::atomic<bool> stop_requested{false};
+
+inline void stop_on_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { stop_requested = true; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
+}
+
+/// The text of a run, opened once a process.
+struct Corpus {
+  mega::data::ByteTokenSource tokens;
+  mega::data::TokenSplit split;
+
+  explicit Corpus(const Config& c)
+      : tokens(mega::data::open_token_source(c.data_path)),
+        split(mega::data::split_tokens(tokens.size(), c.valid_fraction)) {}
+};
+
+template <class Spec, class Comm>
+struct Plan : mega::DefaultPlan {
+  using stage = mega::nn::Transformer<Spec, Comm, mega::nn::CblasProduct>;
+  using communicator = Comm;
+  using traversal = ChosenTraversal;
+};
+
+/// Makes stages of a job; `run` may differ from the job's, for sampling.
+template <class Spec>
+struct StageFactory {
+  const Job& job;
+  mega::nn::TransformerRun run;
+
+  template <class Groups>
+  [[nodiscard]] auto operator()(mega::StagePosition at, Groups& groups) const {
+    return make(at, groups.tensor);
+  }
+  template <class TensorComm>
+  [[nodiscard]] auto make(mega::StagePosition at, TensorComm& tensor) const {
+    return mega::nn::Transformer<Spec, TensorComm, mega::nn::CblasProduct>(
+        job.model, run, at, mega::dpp::split_layers(job.model.layers, at.stages).of_stage(at.stage),
+        tensor);
+  }
+};
+
+/// Layout, parameters and planned bytes of every rank.
+template <class Spec>
+[[nodiscard]] std::string describe_plan(const Job& job) {
+  std::string out =
+      mega::sentence(Spec::name, ": ", job.model.layers, " layers, hidden ", job.model.hidden, ", ",
+                     job.model.heads, " heads (", job.model.kv_heads, " key-value) of ",
+                     job.model.head_dim, ", ffn ", job.model.ffn, ", vocabulary ", job.model.vocab,
+                     "\nlayout ", to_string(job.options.mesh), ", ", job.options.chunks,
+                     " chunks a rank, ", job.options.microbatches, " micro-batches of ",
+                     job.run.micro_batch, " x ", job.run.sequence, " tokens\n");
+  const StageFactory<Spec> factory{job, job.run};
+  const auto make = [&](mega::StagePosition at, mega::train::PlannedComm& tensor) {
+    return factory.make(at, tensor);
+  };
+  Index model = 0;
+  mega::train::PlannedComm alone;
+  for (const mega::Parameter& p : make(mega::StagePosition{0, 1}, alone).parameters())
+    model += p.tied_to.empty() ? p.size() : 0;
+  out += mega::sentence(model, " parameters in the model\n");
+  for (int rank = 0; rank < job.world(); ++rank) {
+    const mega::train::MemoryPlan plan =
+        mega::train::plan_memory<mega::dpp::LoopPlacement>(job.options, rank, make);
+    out += mega::sentence("rank ", rank, ": stages");
+    for (const int stage : plan.stages) out += mega::sentence(' ', stage);
+    out += mega::sentence(", ", plan.elements, " parameters, ", readable_bytes(plan.total()),
+                          " (parameters and optimizer ", readable_bytes(plan.parameters),
+                          ", activations ", readable_bytes(plan.activations), ", workspace ",
+                          readable_bytes(plan.workspace), ", exchange ",
+                          readable_bytes(plan.exchange), ")\n");
+  }
+  return out;
+}
+
+/// One rank's run.
+template <class Spec, class Comm>
+class TrainingRun {
+  using Trainer = mega::Trainer<Plan<Spec, Comm>>;
+
+ public:
+  TrainingRun(const Job& job, const Corpus& corpus, Comm& world)
+      : job_(job),
+        corpus_(corpus),
+        console_(job.config, world.rank() == 0),
+        windows_(corpus.split.train, job.run.sequence, job.config.seed),
+        trainer_(world, job.options, StageFactory<Spec>{job, job.run}),
+        agreement_(device_, world),
+        data_rank_(job.options.mesh.coordinates(world.rank())[mega::Axis::data]) {
+    if (corpus.split.valid.count > job.run.sequence)
+      validation_.emplace(corpus.split.valid, job.run.sequence);
+  }
+
+  void run() {
+    const Config& c = job_.config;
+    start();
+    bool stopped = false;
+    while (trainer_.steps_done() < job_.steps && !stopped) {
+      step();
+      const std::int64_t done = trainer_.steps_done();
+      if (c.eval_interval > 0 && done % c.eval_interval == 0 && done < job_.steps) validate();
+      stopped = agreement_.largest(stop_requested ? 1 : 0) > 0;
+      if (!stopped && c.save_interval > 0 && done % c.save_interval == 0 && done < job_.steps)
+        save();
+    }
+    if (stopped)
+      console_.say(mega::sentence("stopped by a signal after step ", trainer_.steps_done()));
+    if (!stopped) validate();
+    if (!c.save_dir.empty()) save();
+    if (stopped) return;
+    if (!c.export_dir.empty()) {
+      mega::ckpt::export_hugging_face<Spec>(trainer_, job_.model, c.export_dir);
+      console_.say(mega::sentence("exported to ", c.export_dir));
+    }
+    if (c.sample_tokens > 0) sample();
+  }
+
+ private:
+  void start() {
+    const Config& c = job_.config;
+    if (!c.import_dir.empty()) mega::ckpt::import_hugging_face<Spec>(trainer_, c.import_dir);
+    if (!c.load_dir.empty()) {
+      const mega::ckpt::TrainingState state = mega::ckpt::load_checkpoint(trainer_, c.load_dir);
+      trainer_.resume_at(state.steps_done);
+      consumed_ = state.consumed_samples;
+      console_.say(mega::sentence("resumed from ", c.load_dir, " after step ", state.steps_done));
+    }
+    console_.detail(Listing::of(c));
+    console_.say(mega::sentence(Spec::name, " with ", trainer_.parameters().table().model_size(),
+                                " parameters on ", to_string(job_.options.mesh), " = ",
+                                job_.world(), " ranks; ", corpus_.tokens.size(),
+                                " tokens of text, ", windows_.windows(), " samples an epoch"));
+  }
+
+  void step() {
+    const Config& c = job_.config;
+    const auto begin = std::chrono::steady_clock::now();
+    batch_.fill(corpus_.tokens, windows_, consumed_, data_rank_, job_.options.mesh.data,
+                job_.options.microbatches, c.micro_batch);
+    const double rate = job_.learning_rate.at(trainer_.steps_done());
+    StepReport report;
+    report.result = trainer_.step(batch_, rate);
+    consumed_ += c.global_batch;
+    report.step = trainer_.steps_done();
+    report.steps = job_.steps;
+    report.learning_rate = rate;
+    report.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    report.tokens = static_cast<std::int64_t>(c.global_batch) * c.sequence;
+    report.peak_bytes = peak_resident_bytes();
+    console_.step(report);
+    skipped_ = report.result.skipped ? skipped_ + 1 : 0;
+    mega::expects(skipped_ < 10, mega::ErrorCode::logic,
+                  "ten steps in a row had a gradient norm that is not finite; lower --lr or look "
+                  "at the data");
+  }
+
+  /// Exact mean over the first windows of the validation split; a last batch is filled up with
+  /// targets that do not count.
+  void validate() {
+    if (!validation_ || job_.config.eval_steps == 0) return;
+    const Index wanted =
+        std::min<Index>(validation_->windows(),
+                        static_cast<Index>(job_.config.eval_steps) * job_.config.global_batch);
+    double loss = 0;
+    std::int64_t targets = 0;
+    for (Index first = 0; first < wanted; first += job_.config.global_batch) {
+      batch_.fill(corpus_.tokens, *validation_, first, data_rank_, job_.options.mesh.data,
+                  job_.options.microbatches, job_.config.micro_batch, wanted);
+      const mega::StepResult r = trainer_.evaluate(batch_);
+      loss += r.loss * static_cast<double>(r.targets);
+      targets += r.targets;
+    }
+    const double mean = loss / static_cast<double>(targets);
+    char text[128];
+    std::snprintf(text, sizeof text, "validation loss %.4f, perplexity %.2f over %lld tokens", mean,
+                  std::exp(mean), static_cast<long long>(targets));
+    console_.say(text);
+  }
+
+  void save() {
+    const Config& c = job_.config;
+    if (saved_at_ == trainer_.steps_done()) return;
+    mega::ckpt::save_checkpoint(trainer_, c.save_dir,
+                                {trainer_.steps_done(), consumed_, c.seed, std::string(Spec::name)},
+                                c.keep);
+    saved_at_ = trainer_.steps_done();
+    console_.say(mega::sentence("checkpoint of step ", saved_at_, " is durable in ", c.save_dir));
+  }
+
+  void sample() {
+    const Config& c = job_.config;
+    mega::nn::TransformerRun one = job_.run;
+    one.micro_batch = 1;
+    one.sequence_parallel = false;
+    std::vector<std::int32_t> prompt;
+    for (const char byte : c.prompt) prompt.push_back(static_cast<unsigned char>(byte));
+    const auto tokens = continue_text(trainer_, prompt, c.sample_tokens, c.temperature,
+                                      StageFactory<Spec>{job_, one});
+    std::string text = c.prompt;
+    for (const std::int32_t token : tokens) text += token < 256 ? static_cast<char>(token) : '\n';
+    console_.say("sampled continuation:\n" + text);
+  }
+
+  const Job& job_;
+  const Corpus& corpus_;
+  Console console_;
+  mega::data::ShuffledWindows windows_;
+  std::optional<mega::data::SequentialWindows> validation_;
+  mega::Host device_;
+  Trainer trainer_;
+  mega::train::Agreement<mega::Host, Comm> agreement_;
+  int data_rank_;
+  mega::data::TokenBatch batch_;
+  std::int64_t consumed_ = 0;
+  std::int64_t saved_at_ = -1;
+  int skipped_ = 0;
+};
+
+}  // namespace trainer

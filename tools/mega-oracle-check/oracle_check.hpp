@@ -1,0 +1,284 @@
+/// @file  Compares a Transformer, in any layout, with values that Hugging Face transformers
+/// computed: logits, loss, gradients, and the losses of twelve AdamW steps.
+#pragma once
+#include <mega/ckpt/hugging_face.hpp>
+#include <mega/mega.hpp>
+#include <mega/nn/gpt3.hpp>
+#include <mega/nn/llama3.hpp>
+#include <mega/nn/transformer.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace oracle {
+
+using mega::Index;
+
+/// How the model is divided and run; every layout must give the same numbers.
+struct Layout {
+  int tensor = 1;
+  int pipeline = 1;
+  int data = 1;
+  int chunks = 1;  ///< a pipeline rank
+  bool sequence_parallel = false;
+  bool zero1 = false;
+  mega::nn::Recompute recompute = mega::nn::Recompute::none;
+};
+
+struct Report {
+  double logits_max_abs = 0;
+  double loss_rel = 0;
+  double grad_worst_rel = 0;    ///< norm of the difference over the norm, worst tensor
+  std::string grad_worst_name;  ///< that tensor
+  double key_bias_max_abs = 0;  ///< the key bias has gradient zero, so no relative error
+  double adamw_worst_rel = 0;
+};
+
+/// The files of an oracle's directory.
+struct Expected {
+  Index samples = 0, sequence = 0, vocab = 0;
+  std::vector<std::int32_t> inputs, targets;  // [samples, sequence]
+  std::vector<float> logits;                  // [samples, sequence, vocab]
+  double loss = 0;
+  std::vector<double> adamw_losses;
+
+  explicit Expected(const std::string& directory) {
+    const mega::ckpt::SafetensorsReader io(directory + "/io.safetensors");
+    const auto& tokens = io.at("tokens");
+    samples = tokens.shape.at(0);
+    sequence = tokens.shape.at(1) - 1;
+    std::vector<std::int64_t> ids(static_cast<std::size_t>(samples * (sequence + 1)));
+    io.read(tokens, std::as_writable_bytes(std::span(ids)));
+    for (Index s = 0; s < samples; ++s) {
+      for (Index t = 0; t < sequence; ++t) {
+        const auto at = static_cast<std::size_t>(s * (sequence + 1) + t);
+        inputs.push_back(static_cast<std::int32_t>(ids[at]));
+        targets.push_back(static_cast<std::int32_t>(ids[at + 1]));
+      }
+    }
+    vocab = io.at("logits").shape.at(2);
+    logits.resize(inputs.size() * static_cast<std::size_t>(vocab));
+    io.read_f32("logits", logits);
+    const std::string where = directory + "/expect.json";
+    const auto json =
+        mega::ckpt::parse_json_strictly(mega::ckpt::read_file(where, 1'000'000), where);
+    loss = json.at("loss").get<double>();
+    adamw_losses = json.at("adamw_losses").get<std::vector<double>>();
+  }
+};
+
+/// One data-parallel rank's micro-batches of the oracle's samples.
+class Batch {
+ public:
+  Batch(const Expected& expected, int data_rank, int data_degree, int microbatches)
+      : expected_(expected),
+        microbatches_(microbatches),
+        samples_(expected.samples / (data_degree * microbatches)),
+        first_(data_rank * microbatches * samples_) {}
+
+  [[nodiscard]] int microbatches() const noexcept { return microbatches_; }
+  [[nodiscard]] mega::Matrix<const std::int32_t> input(int mb) const {
+    return at(expected_.inputs, mb);
+  }
+  [[nodiscard]] mega::Matrix<const std::int32_t> target(int mb) const {
+    return at(expected_.targets, mb);
+  }
+  [[nodiscard]] Index first_sample(int mb) const noexcept { return first_ + mb * samples_; }
+  [[nodiscard]] std::int64_t valid_targets() const noexcept {
+    return microbatches_ * samples_ * expected_.sequence;
+  }
+
+ private:
+  [[nodiscard]] mega::Matrix<const std::int32_t> at(const std::vector<std::int32_t>& ids,
+                                                    int mb) const {
+    return {ids.data() + first_sample(mb) * expected_.sequence, samples_, expected_.sequence};
+  }
+
+  const Expected& expected_;
+  int microbatches_;
+  Index samples_, first_;
+};
+
+/// Whole parameters by name, gathered from ranks that are threads.
+class Gathered {
+ public:
+  /// Each rank adds what it answers for of `flat`, values or gradients.
+  template <class Trainer>
+  void add(Trainer& trainer, mega::Vector<float> flat) {
+    const auto& store = trainer.parameters();
+    const auto& table = store.table();
+    const auto position = table.position();
+    const std::lock_guard lock(mutex_);
+    for (const auto& e : table.entries()) {
+      if (!e.parameter.tied_to.empty()) continue;
+      mega::train::Range own{e.value, e.value + e.size};
+      if (store.shards_optimizer()) {
+        own = own.intersect(
+            table.piece(table.regions()[static_cast<std::size_t>(e.chunk)], position.data));
+      }
+      auto& whole = tensors_[e.parameter.name];
+      whole.resize(static_cast<std::size_t>(e.parameter.size()),
+                   std::numeric_limits<float>::quiet_NaN());
+      for (const auto& run :
+           mega::shard_runs(e.parameter, position.tensor, position.tensor_degree)) {
+        for (Index i = 0; i < run.count; ++i) {
+          const Index from = e.value + run.local + i;
+          if (from >= own.begin && from < own.end)
+            whole[static_cast<std::size_t>(run.global + i)] = flat(from);
+        }
+      }
+      parameters_.insert_or_assign(e.parameter.name, e.parameter);
+    }
+  }
+
+  [[nodiscard]] const std::map<std::string, std::vector<float>>& tensors() const {
+    return tensors_;
+  }
+  [[nodiscard]] const mega::Parameter& parameter(const std::string& name) const {
+    return parameters_.at(name);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::vector<float>> tensors_;
+  std::map<std::string, mega::Parameter> parameters_;
+};
+
+/// Norm of the difference over the norm of `expected`. NaN counts as infinite.
+inline double relative(std::span<const float> got, std::span<const float> expected) {
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double d = static_cast<double>(got[i]) - static_cast<double>(expected[i]);
+    difference += d * d;
+    norm += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
+  }
+  const double out = std::sqrt(difference / norm);
+  return std::isnan(out) ? INFINITY : out;
+}
+inline double relative(double got, double expected) {
+  const double out = std::abs(got - expected) / std::abs(expected);
+  return std::isnan(out) ? INFINITY : out;
+}
+inline double max_abs(std::span<const float> got, std::span<const float> expected) {
+  double out = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double d = std::abs(static_cast<double>(got[i]) - static_cast<double>(expected[i]));
+    out = std::isnan(d) ? INFINITY : std::max(out, d);
+  }
+  return out;
+}
+
+using Model = mega::ckpt::HuggingFaceModel<mega::nn::TransformerConfig>;
+
+inline void compare_gradients(Report& report, const Gathered& got, const Model& expected) {
+  for (const auto& [name, values] : got.tensors()) {
+    std::vector<float> want(values.size());
+    expected.load(got.parameter(name), 0, 1,
+                  mega::Vector<float>(want.data(), static_cast<Index>(want.size())));
+    std::vector<float> compared = values;
+    if (name.find(".qkv.bias") != std::string::npos) {
+      const auto& c = expected.config();
+      const auto key = static_cast<std::size_t>(c.heads * c.head_dim);
+      const auto count = static_cast<std::size_t>(c.kv_heads * c.head_dim);
+      report.key_bias_max_abs = std::max(
+          report.key_bias_max_abs,
+          max_abs(std::span(compared).subspan(key, count), std::span(want).subspan(key, count)));
+      std::copy_n(want.begin() + static_cast<std::ptrdiff_t>(key), count,
+                  compared.begin() + static_cast<std::ptrdiff_t>(key));
+    }
+    const double error = relative(compared, want);
+    if (error >= report.grad_worst_rel) {
+      report.grad_worst_rel = error;
+      report.grad_worst_name = name;
+    }
+  }
+}
+
+template <class Spec>
+struct Plan : mega::DefaultPlan {
+  using stage = mega::nn::Transformer<Spec, mega::ThreadComm>;
+  using communicator = mega::ThreadComm;
+};
+
+template <class Spec>
+Report check(const std::string& directory, const Layout& layout) {
+  const Expected expected(directory);
+  const Model model(directory);
+  const int stages = layout.pipeline * layout.chunks;
+  mega::expects(expected.samples % layout.data == 0, mega::ErrorCode::usage, [&] {
+    return mega::sentence(expected.samples, " samples do not divide over dp ", layout.data);
+  });
+  const auto own_samples = static_cast<int>(expected.samples) / layout.data;
+  const int microbatches = stages > 1 ? own_samples : 1;
+  const mega::nn::TransformerRun run{.micro_batch = own_samples / microbatches,
+                                     .sequence = expected.sequence,
+                                     .sequence_parallel = layout.sequence_parallel,
+                                     .recompute = layout.recompute,
+                                     // Two blocks of each sample, the second shorter.
+                                     .loss_rows = 48};
+  const mega::dpp::LayerSplit layers = mega::dpp::split_layers(model.config().layers, stages);
+  const mega::TrainerOptions<> options{
+      .mesh = {.tensor = layout.tensor, .data = layout.data, .pipeline = layout.pipeline},
+      .chunks = layout.chunks,
+      .microbatches = microbatches,
+      .shard_optimizer = layout.zero1,
+      .clip_norm = 1.0,
+      .adamw = {.beta1 = 0.9F, .beta2 = 0.95F, .epsilon = 1e-8F, .weight_decay = 0.1F}};
+
+  Report report;
+  Gathered gradients;
+  std::vector<float> logits(expected.logits.size(), std::numeric_limits<float>::quiet_NaN());
+  mega::run_threads(options.mesh.size(), [&](mega::ThreadComm& world) {
+    mega::Trainer<Plan<Spec>> trainer(world, options, [&](mega::StagePosition at, auto& groups) {
+      return typename Plan<Spec>::stage(model.config(), run, at, layers.of_stage(at.stage),
+                                        groups.tensor);
+    });
+    const auto& store = trainer.parameters();
+    const auto position = store.table().position();
+    for (const auto& e : store.table().entries()) {
+      if (!e.alias)
+        model.load(e.parameter, position.tensor, position.tensor_degree, store.values(e));
+    }
+    const Batch batch(expected, position.data, layout.data, microbatches);
+    std::vector<float> own(static_cast<std::size_t>(run.rows() * expected.vocab));
+    const auto evaluated = trainer.evaluate(batch, [&](auto& stage, auto& ctx, auto out) {
+      stage.logits(ctx, out, mega::Matrix<float>(own.data(), run.rows(), expected.vocab));
+      if (position.tensor != 0) return;
+      std::copy(own.begin(), own.end(),
+                logits.begin() + ctx.first_sample * expected.sequence * expected.vocab);
+    });
+    double worst = 0;
+    for (std::size_t i = 0; i < expected.adamw_losses.size(); ++i) {
+      const auto step = trainer.step(batch, 1e-3);
+      worst = std::max(worst, relative(step.loss, expected.adamw_losses[i]));
+      // Those of the first step are at the given weights; clipping does not touch them.
+      if (i == 0) gradients.add(trainer, store.gradients());
+    }
+    if (world.rank() == 0) {
+      report.loss_rel = relative(evaluated.loss, expected.loss);
+      report.adamw_worst_rel = worst;
+    }
+  });
+  report.logits_max_abs = max_abs(logits, expected.logits);
+  compare_gradients(report, gradients, Model(directory, "grads.safetensors"));
+  return report;
+}
+
+/// The family stands in config.json.
+inline Report check(const std::string& directory, const Layout& layout) {
+  return Model(directory).family() == mega::ckpt::HuggingFaceFamily::gpt2
+             ? check<mega::nn::Gpt3>(directory, layout)
+             : check<mega::nn::Llama3>(directory, layout);
+}
+
+}  // namespace oracle
