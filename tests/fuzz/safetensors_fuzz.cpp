@@ -1,6 +1,7 @@
 /// @file  libFuzzer entry of the safetensors header parser: any bytes are either refused with an
 /// Error or give a header whose tensors tile the data.
-/// clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -I include <this file>
+/// clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+///         -I include <this file>
 #include <mega/ckpt/safetensors.hpp>
 
 #include <cstddef>

@@ -427,16 +427,18 @@ class HuggingFaceTensors {
     expects(map != nullptr && map->is_object(), ErrorCode::bad_input,
             [&] { return sentence(index, " has no object weight_map"); });
     std::map<std::string, std::size_t> opened;
-    for (const auto& [tensor, value] : map->items()) {
+    for (const auto& item : map->items()) {
+      const nlohmann::json& value = item.value();
       expects(value.is_string() && is_plain(value.get_ref<const std::string&>()),
               ErrorCode::bad_input, [&] {
-                return fields.refusal(printable(tensor), value, "the plain name of a file beside");
+                return fields.refusal(printable(item.key()), value,
+                                      "the plain name of a file beside");
               });
       const auto& name = value.get_ref<const std::string&>();
       const auto [at, is_new] = opened.emplace(name, files_.size());
       if (is_new) files_.emplace_back(directory + "/" + name);
-      (void)files_[at->second].at(tensor);
-      places_.emplace(tensor, at->second);
+      (void)files_[at->second].at(item.key());
+      places_.emplace(item.key(), at->second);
     }
   }
 

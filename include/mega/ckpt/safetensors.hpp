@@ -282,7 +282,8 @@ inline void check_tiling(const std::vector<TensorEntry>& tensors, Index data_byt
     end += tensor->bytes;  // no overflow: offset + bytes was read as one 63-bit number
   }
   expects(end <= data_bytes, ErrorCode::bad_input, [&] {
-    return sentence(where, " is truncated: its tensors end at byte ", data_begin + end,
+    const auto last = static_cast<std::uint64_t>(data_begin) + static_cast<std::uint64_t>(end);
+    return sentence(where, " is truncated: its tensors end at byte ", last,
                     " but the file ends at byte ", data_begin + data_bytes);
   });
   expects(end == data_bytes, ErrorCode::bad_input, [&] {

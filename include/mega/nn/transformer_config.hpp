@@ -70,20 +70,19 @@ struct TransformerRun {
 
 namespace detail {
 
-/// The divisors of n next to d, as words: "1 and 4".
+/// The divisors of n next to d, as words: "1 or 4".
 [[nodiscard]] inline std::string nearest_divisors(Index n, Index d) {
   Index below = d < n ? d : n, above = d;
   while (below > 1 && n % below != 0) --below;
   while (above < n && n % above != 0) ++above;
   if (above >= n) above = n;
-  return below == above ? std::to_string(below) : sentence(below, " and ", above);
+  return below == above ? std::to_string(below) : sentence(below, " or ", above);
 }
 
 inline void expects_divisible(std::string_view what, Index n, int tensor_degree) {
   expects(n % tensor_degree == 0, ErrorCode::usage, [&] {
     return sentence(what, " ", n, " does not divide over tensor degree ", tensor_degree,
-                    "; the nearest degrees that divide it are ",
-                    nearest_divisors(n, tensor_degree));
+                    "; nearest that does: ", nearest_divisors(n, tensor_degree));
   });
 }
 
@@ -118,9 +117,9 @@ void validate(const TransformerConfig& config, const TransformerRun& run, int te
   detail::expects_positive("loss_rows", run.loss_rows);
   detail::expects_positive("tensor degree", tensor_degree);
   expects(config.heads % config.kv_heads == 0, ErrorCode::usage, [&] {
-    return sentence("heads ", config.heads, " is not a multiple of kv_heads ", config.kv_heads,
-                    "; the nearest kv_heads that divide it are ",
-                    detail::nearest_divisors(config.heads, config.kv_heads));
+    return sentence(
+        "heads ", config.heads, " is not a multiple of kv_heads ", config.kv_heads,
+        "; nearest that divides it: ", detail::nearest_divisors(config.heads, config.kv_heads));
   });
   detail::expects_divisible("heads", config.heads, tensor_degree);
   detail::expects_divisible("kv_heads", config.kv_heads, tensor_degree);

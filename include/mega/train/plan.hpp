@@ -8,6 +8,7 @@
 #include <mega/dpp/placement.hpp>
 #include <mega/dpp/traversal.hpp>
 #include <mega/host/host.hpp>
+#include <mega/train/gradient_reducer.hpp>
 
 #include <utility>
 
@@ -21,6 +22,8 @@ struct DefaultPlan {
   using traversal = dpp::ScheduleTraversal<dpp::DFC>;
   using placement = dpp::LoopPlacement;
   using hooks = Hooks<>;
+  template <class Device, class Comm>
+  using reducer = train::GradientReducer<Device, Comm>;
 };
 
 template <class Plan>

@@ -7,7 +7,6 @@
 #include <mega/core/stage.hpp>
 #include <mega/dpp/executor.hpp>
 #include <mega/optim/adamw.hpp>
-#include <mega/train/gradient_reducer.hpp>
 #include <mega/train/groups.hpp>
 #include <mega/train/memory_plan.hpp>
 #include <mega/train/parameter_store.hpp>
@@ -302,7 +301,7 @@ class Trainer {
   std::vector<stage_type> stages_;
   dpp::Executor<device_type, communicator_type, stage_type, hooks_type> executor_;
   stream_type transfer_;
-  train::GradientReducer<device_type, communicator_type> reducer_;
+  typename Plan::template reducer<device_type, communicator_type> reducer_;
   typename stream_type::event_type computed_, updated_;
   typename device_type::memory_type memory_;
   train::ExchangeBuffers exchange_;

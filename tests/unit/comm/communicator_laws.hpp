@@ -28,6 +28,8 @@ using mega::comm::Reduce;
 
 inline constexpr int rank_counts[] = {1, 2, 3, 5, 8};
 inline constexpr Index sizes[] = {0, 1, 7, 1000, 100003};
+/// Where a buffer holds one such piece for each rank.
+inline constexpr Index piece_sizes[] = {0, 1, 7, 1000, 20011};
 
 /// Bits without a pattern in rank or i (the finishing steps of a hash, cheap enough for millions).
 inline std::uint32_t scrambled(int rank, Index i) {
@@ -129,7 +131,7 @@ template <class Harness, class T>
 void reduce_scatter(Reduce reduce) {
   for_rank_counts<Harness>([&](int n) {
     Harness::run(n, [&](auto& comm, auto& stream) {
-      for (const Index count : sizes) {
+      for (const Index count : piece_sizes) {
         const Index first = comm.rank() * count;
         const auto expected = [&](Index i) { return reduced<T>(n, first + i, reduce); };
         std::vector<T> in(static_cast<std::size_t>(n * count)),
@@ -152,7 +154,7 @@ template <class Harness, class T>
 void all_gather() {
   for_rank_counts<Harness>([&](int n) {
     Harness::run(n, [&](auto& comm, auto& stream) {
-      for (const Index count : sizes) {
+      for (const Index count : piece_sizes) {
         const auto expected = [&](Index i) {
           return operand<T>(static_cast<int>(i / count), i % count, Reduce::sum);
         };
@@ -193,7 +195,7 @@ template <class Harness, class T>
 void all_to_all() {
   for_rank_counts<Harness>([&](int n) {
     Harness::run(n, [&](auto& comm, auto& stream) {
-      for (const Index count : sizes) {
+      for (const Index count : piece_sizes) {
         std::vector<T> in(static_cast<std::size_t>(n * count)), out(in.size());
         queue_fill(stream, in, comm.rank(), Reduce::sum);
         comm.all_to_all(stream, view(out), view(in));

@@ -127,6 +127,10 @@ TEST_CASE("comm: run_threads hands out every rank once and refuses none at all")
 namespace {
 
 constexpr Seconds deadline{0.3};
+/// For faults that are told at once: a deadline that must not matter, and what at once means on a
+/// loaded machine.
+constexpr Seconds patience{30};
+constexpr double prompt_s = 5;
 
 struct Outcome {
   ErrorCode code = ErrorCode::usage;
@@ -212,8 +216,8 @@ TEST_CASE_TEMPLATE("comm: a rank that throws ends all others at once", Streams, 
           }
           stream.synchronize();
         },
-        Seconds(20));
-    check_all_others(run, 1, {"rank 1 failed: disk full"}, 2.0);
+        patience);
+    check_all_others(run, 1, {"rank 1 failed: disk full"}, prompt_s);
     CHECK(run.cause == "disk full");
   }
 }
@@ -238,8 +242,8 @@ TEST_CASE_TEMPLATE("comm: a failure reaches waits in other communicators and cha
         if (comm.rank() == 4) pair.all_reduce(stream, data.first(50), Reduce::sum);
         stream.synchronize();
       },
-      Seconds(20));
-  check_all_others(run, 5, {"rank 5 failed: out of memory"}, 2.0);
+      patience);
+  check_all_others(run, 5, {"rank 5 failed: out of memory"}, prompt_s);
   CHECK(run.cause == "out of memory");
 }
 
@@ -278,11 +282,14 @@ TEST_CASE_TEMPLATE("comm: a missing rank in split is named", Streams, Inline, As
 TEST_CASE_TEMPLATE("comm: disagreement on count throws the same sentence on every rank", Streams,
                    Inline, Async<3>) {
   for (const Index count : {Index{100}, Index{99999}}) {
-    const auto run = run_faulty<Streams>(4, [&](ThreadComm& comm, auto& stream, auto& data) {
-      comm.set_name("tp");
-      for (int i = 0; i < 16; ++i) comm.barrier(stream);
-      comm.all_reduce(stream, data.first(count + (comm.rank() == 2 ? 1 : 0)), Reduce::sum);
-    });
+    const auto run = run_faulty<Streams>(
+        4,
+        [&](ThreadComm& comm, auto& stream, auto& data) {
+          comm.set_name("tp");
+          for (int i = 0; i < 16; ++i) comm.barrier(stream);
+          comm.all_reduce(stream, data.first(count + (comm.rank() == 2 ? 1 : 0)), Reduce::sum);
+        },
+        patience);
     const std::string n = std::to_string(count), m = std::to_string(count + 1);
     const std::string expected =
         "communicator tp of ranks 0,1,2,3 disagrees: ranks 0,1,3 called all_reduce(sum) #17 with " +
@@ -290,7 +297,7 @@ TEST_CASE_TEMPLATE("comm: disagreement on count throws the same sentence on ever
     for (const Outcome& outcome : run.ranks) {
       CHECK(outcome.what == expected);
       CHECK(outcome.code == ErrorCode::peer_failed);
-      CHECK(outcome.seconds < deadline.count());
+      CHECK(outcome.seconds < prompt_s);
     }
     CHECK(run.cause == expected);
   }
@@ -299,14 +306,17 @@ TEST_CASE_TEMPLATE("comm: disagreement on count throws the same sentence on ever
 TEST_CASE("comm: disagreement on operation, type, reduction or root is named") {
   const auto differ = [&](const std::vector<std::string>& parts, const auto& even,
                           const auto& odd) {
-    const auto run = run_faulty<Inline>(4, [&](ThreadComm& comm, auto& stream, auto& floats) {
-      Data<double> doubles;
-      if (comm.rank() % 2 == 0)
-        even(comm, stream, floats, doubles);
-      else
-        odd(comm, stream, floats, doubles);
-    });
-    check_all_others(run, -1, parts, deadline.count());
+    const auto run = run_faulty<Inline>(
+        4,
+        [&](ThreadComm& comm, auto& stream, auto& floats) {
+          Data<double> doubles;
+          if (comm.rank() % 2 == 0)
+            even(comm, stream, floats, doubles);
+          else
+            odd(comm, stream, floats, doubles);
+        },
+        patience);
+    check_all_others(run, -1, parts, prompt_s);
   };
   differ(
       {"ranks 0,2 called all_reduce(sum) #1 with 10 float", "ranks 1,3 called barrier #1"},
@@ -355,27 +365,30 @@ TEST_CASE_TEMPLATE("comm: swapped communicators end with a timeout on every rank
 TEST_CASE_TEMPLATE("comm: a message that does not fit its slot is named on both sides", Streams,
                    Inline, Async<3>) {
   for (const Index bytes : {Index{31}, Index{33}, Index{0}}) {
-    const auto run = run_faulty<Streams>(2, [&](ThreadComm& comm, auto& stream, auto&) {
-      std::vector<std::byte> data(64);
-      const Vector<std::byte> right(data.data(), 32), wrong(data.data(), bytes);
-      if (comm.rank() == 0) {
-        auto out = comm.open_sender(1, 7);
-        out.send(stream, right);
-        out.send(stream, wrong);
-        stream.synchronize();
-      } else {
-        auto in = comm.open_receiver(0, 7);
-        in.post(stream, right);
-        in.post(stream, right);
-        in.complete(stream);
-        in.complete(stream);
-        stream.synchronize();
-      }
-    });
+    const auto run = run_faulty<Streams>(
+        2,
+        [&](ThreadComm& comm, auto& stream, auto&) {
+          std::vector<std::byte> data(64);
+          const Vector<std::byte> right(data.data(), 32), wrong(data.data(), bytes);
+          if (comm.rank() == 0) {
+            auto out = comm.open_sender(1, 7);
+            out.send(stream, right);
+            out.send(stream, wrong);
+            stream.synchronize();
+          } else {
+            auto in = comm.open_receiver(0, 7);
+            in.post(stream, right);
+            in.post(stream, right);
+            in.complete(stream);
+            in.complete(stream);
+            stream.synchronize();
+          }
+        },
+        patience);
     check_all_others(run, -1,
                      {"channel 7 from rank 0 to rank 1: message #2 has " + std::to_string(bytes) +
                       " bytes, its slot has 32"},
-                     deadline.count());
+                     prompt_s);
   }
 }
 
@@ -463,8 +476,8 @@ TEST_CASE("comm: ranks that fail at any moment leave no dangling reads") {
             if (step % 3 == 0) comm.all_reduce(stream, laws::view(data), Reduce::max);
           }
         },
-        Seconds(20));
-    check_all_others(run, 3, {"rank 3 failed: gone"}, 5.0);
+        patience);
+    check_all_others(run, 3, {"rank 3 failed: gone"}, prompt_s);
     CHECK(run.cause == "gone");
   }
 }
