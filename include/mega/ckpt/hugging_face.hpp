@@ -9,6 +9,7 @@
 #include <mega/core/view.hpp>
 
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>

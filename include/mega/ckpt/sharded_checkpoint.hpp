@@ -958,9 +958,8 @@ LoadedCheckpoint load_latest_checkpoint(const ShardedStore<Store, Device, Comm>&
   const auto inventory = nlohmann::json::parse(told.front());
   std::vector<SkippedCheckpoint> skipped;
   for (const auto& one : inventory.at("skipped")) skipped.push_back({one.at(0), one.at(1)});
-  for (const auto& name : inventory.at("readable")) {
-    const Checkpoint checkpoint =
-        detail::open_together(agreement, rank, root + "/" + name.get<std::string>());
+  for (const std::string name : inventory.at("readable")) {
+    const Checkpoint checkpoint = detail::open_together(agreement, rank, root + "/" + name);
     auto fault = detail::fault_found_together(agreement, rank, sharded.world.size(), checkpoint);
     if (!fault) {
       return {checkpoint.path, detail::load_together(sharded, agreement, checkpoint),

@@ -463,9 +463,10 @@ RunOutcome run(const RunSettings& s, int steps, const std::string& from, const s
     options.shard_optimizer = s.shard_optimizer;
     options.clip_norm = s.clip;
     options.seed = 42;
-    mega::Trainer<Plan> trainer(world, options, [&](mega::StagePosition p) {
-      return mega_test::ResidualStage<true>(s.shape, p);
-    });
+    mega::Trainer<Plan> trainer(
+        world, options,
+        [&](mega::StagePosition p) { return mega_test::ResidualStage<true>(s.shape, p); },
+        Device());
     if (!from.empty()) {
       // A fresh trainer differs from the saved one in everything that a load has to bring.
       const auto loaded = ckpt::load_latest_checkpoint(trainer, from);

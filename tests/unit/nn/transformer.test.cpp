@@ -1,5 +1,5 @@
+#include "tests/unit/nn/support.hpp"
 #include "tests/unit/nn/transformer_model.hpp"
-#include "tools/mega-oracle-check/oracle_check.hpp"
 #include <mega/core/error.hpp>
 #include <mega/core/mesh.hpp>
 #include <mega/host/host_async.hpp>
@@ -88,7 +88,7 @@ void check_close(const Outcome& got, const Outcome& expected) {
   REQUIRE(got.gradients.size() == expected.gradients.size());
   for (const auto& gradient : expected.gradients) {
     CAPTURE(gradient.first);
-    CHECK(oracle::relative(got.gradients.at(gradient.first), gradient.second) < 1e-5);
+    CHECK(test::relative(got.gradients.at(gradient.first), gradient.second) < 1e-5);
   }
 }
 
@@ -105,42 +105,7 @@ bool contains(const std::string& all, const std::string& part) {
   return all.find(part) != std::string::npos;
 }
 
-void check_oracles(const std::vector<oracle::Layout>& layouts) {
-  for (const std::string name : {"gpt3-tiny", "llama3-tiny"}) {
-    for (const oracle::Layout& layout : layouts) {
-      CAPTURE(name);
-      CAPTURE(layout.tensor);
-      CAPTURE(layout.pipeline);
-      CAPTURE(layout.data);
-      CAPTURE(to_string(layout.recompute));
-      const oracle::Report report = oracle::check("tests/oracle/" + name, layout);
-      // fp32 against fp32: measured 3e-6, 3e-8, 1.3e-6, 1e-9 and 3e-7.
-      CHECK(report.logits_max_abs < 3e-5);
-      CHECK(report.loss_rel < 1e-6);
-      CAPTURE(report.grad_worst_name);
-      CHECK(report.grad_worst_rel < 1e-4);
-      CHECK(report.key_bias_max_abs < 1e-7);
-      CHECK(report.adamw_worst_rel < 3e-5);
-    }
-  }
-}
-
 }  // namespace
-
-TEST_CASE("transformer: logits, loss, gradients and AdamW equal Hugging Face's") {
-  check_oracles({{},
-                 {.tensor = 2},
-                 {.tensor = 2, .sequence_parallel = true, .recompute = Recompute::selective},
-                 {.pipeline = 2, .chunks = 2, .recompute = Recompute::full},
-                 {.data = 2, .zero1 = true}});
-}
-
-TEST_CASE("transformer: the same in layouts of many axes" * doctest::test_suite("full")) {
-  check_oracles(
-      {{.recompute = Recompute::full},
-       {.tensor = 4, .pipeline = 2, .recompute = Recompute::selective},
-       {.tensor = 2, .pipeline = 2, .data = 2, .sequence_parallel = true, .zero1 = true}});
-}
 
 TEST_CASE_TEMPLATE("transformer: gradients are the slopes of the loss, dropout included", Spec,
                    Gpt3, Llama3) {
@@ -293,7 +258,7 @@ TEST_CASE("transformer: logits are whole, unpadded, and those of the loss") {
             });
         if (tensor.rank() != degree - 1) return;
         if (expected.empty()) expected = out;
-        CHECK(oracle::max_abs(out, expected) < 1e-5);
+        CHECK(test::error(out, expected) < 1e-5);
         double sum = 0;
         for (std::size_t r = 0; r < 14; ++r) {
           double total = 0;

@@ -27,6 +27,18 @@ namespace test {
 using mega::Index;
 using Tensors = std::map<std::string, std::vector<float>>;
 
+/// Norm of the difference over the norm of `expected`. NaN counts as infinite.
+inline double relative(const std::vector<float>& got, const std::vector<float>& expected) {
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double d = static_cast<double>(got.at(i)) - static_cast<double>(expected[i]);
+    difference += d * d;
+    norm += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
+  }
+  const double out = std::sqrt(difference / norm);
+  return std::isnan(out) ? INFINITY : out;
+}
+
 /// Hooks that tests switch on; empty functions do nothing.
 struct Probe {
   std::function<void(std::string_view, mega::Matrix<const float>)> seen;
