@@ -66,7 +66,9 @@ template <class Spec>
   using mega::ErrorCode;
   using mega::expects;
   using mega::sentence;
-  Job job{.config = config, .model = model};
+  Job job;
+  job.config = config;
+  job.model = model;
   Config& c = job.config;
   const auto positive = [](const char* name, std::int64_t value) {
     expects(value >= 1, ErrorCode::usage,

@@ -4,11 +4,11 @@
 #include "config.hpp"
 #include "job.hpp"
 #include "run.hpp"
-#include <mega/ckpt/hugging_face.hpp>
 #include <mega/comm/thread.hpp>
 #include <mega/core/error.hpp>
 #include <mega/nn/blas.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <optional>
@@ -32,14 +32,32 @@ template <class Spec>
   return std::nullopt;
 }
 
+/// What a process opens before its ranks start, so that bad input ends it with nothing written.
 template <class Spec>
-[[nodiscard]] Job job_of(const Config& config, int world) {
-  const mega::nn::TransformerConfig model =
-      config.import_dir.empty()
-          ? model_from_flags<Spec>(config, mega::data::ByteTokenSource::vocab_size())
-          : mega::ckpt::read_hugging_face_config<Spec>(config.import_dir);
-  return make_job<Spec>(config, model, world);
-}
+struct Inputs {
+  std::optional<HuggingFaceModel> start_from;
+  Job job;
+
+  Inputs(const Config& config, int world) {
+    constexpr Index vocab = mega::data::ByteTokenSource::vocab_size();
+    mega::nn::TransformerConfig model;
+    if (config.import_dir.empty()) {
+      model = model_from_flags<Spec>(config, vocab);
+    } else {
+      start_from.emplace(config.import_dir);
+      mega::expects(start_from->family() == family_of<Spec>, mega::ErrorCode::bad_input, [&] {
+        return mega::sentence("--import-hf: ", config.import_dir, " holds a model of the family ",
+                              to_string(start_from->family()), ", which is not ", Spec::name);
+      });
+      model = start_from->config();
+      mega::expects(model.vocab >= vocab, mega::ErrorCode::bad_input, [&] {
+        return mega::sentence("--import-hf: the model has ", model.vocab,
+                              " tokens, but byte tokens need ", vocab);
+      });
+    }
+    job = make_job<Spec>(config, model, world);
+  }
+};
 
 /// Prints the sentence of an error and gives the exit code that goes with it.
 inline int report(const char* program, const std::exception& e) {
@@ -54,7 +72,8 @@ int main_with_threads(const char* program, int argc, char** argv) {
     Config config;
     if (const std::optional<int> code = read_config<Spec>(config, program, argc, argv))
       return *code;
-    const Job job = job_of<Spec>(config, 0);
+    const Inputs<Spec> inputs(config, 0);
+    const Job& job = inputs.job;
     if (config.dry_run) {
       std::printf("%s%s", Listing::of(job.config).c_str(), describe_plan<Spec>(job).c_str());
       return 0;
@@ -67,7 +86,10 @@ int main_with_threads(const char* program, int argc, char** argv) {
     stop_on_signals();
     mega::comm::run_threads(job.world(),
                             [&](mega::comm::ThreadComm& world) {
-                              TrainingRun<Spec, mega::comm::ThreadComm>(job, corpus, world).run();
+                              TrainingRun<Spec, mega::comm::ThreadComm>(
+                                  job, corpus, inputs.start_from ? &*inputs.start_from : nullptr,
+                                  world)
+                                  .run();
                             },
                             {.deadline = mega::comm::Seconds(config.deadline_s)});
     return 0;

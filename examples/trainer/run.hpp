@@ -1,11 +1,12 @@
 /// @file  The outer loop of a trainer: data in, steps, validation, checkpoints, a sample at the
 /// end.
 #pragma once
+#include "command_line.hpp"
 #include "config.hpp"
 #include "console.hpp"
+#include "hugging_face.hpp"
 #include "job.hpp"
 #include "sampler.hpp"
-#include <mega/ckpt/hugging_face.hpp>
 #include <mega/ckpt/sharded_checkpoint.hpp>
 #include <mega/core/error.hpp>
 #include <mega/data/batch.hpp>
@@ -116,9 +117,11 @@ class TrainingRun {
   using Trainer = mega::Trainer<Plan<Spec, Comm>>;
 
  public:
-  TrainingRun(const Job& job, const Corpus& corpus, Comm& world)
+  /// @param start_from  weights to begin with, or null
+  TrainingRun(const Job& job, const Corpus& corpus, const HuggingFaceModel* start_from, Comm& world)
       : job_(job),
         corpus_(corpus),
+        start_from_(start_from),
         console_(job.config, world.rank() == 0),
         windows_(corpus.split.train, job.run.sequence, job.config.seed),
         trainer_(world, job.options, StageFactory<Spec>{job, job.run}),
@@ -146,7 +149,7 @@ class TrainingRun {
     if (!c.save_dir.empty()) save();
     if (stopped) return;
     if (!c.export_dir.empty()) {
-      mega::ckpt::export_hugging_face<Spec>(trainer_, job_.model, c.export_dir);
+      export_weights<Spec>(trainer_, job_.model, c.export_dir);
       console_.say(mega::sentence("exported to ", c.export_dir));
     }
     if (c.sample_tokens > 0) sample();
@@ -155,12 +158,21 @@ class TrainingRun {
  private:
   void start() {
     const Config& c = job_.config;
-    if (!c.import_dir.empty()) mega::ckpt::import_hugging_face<Spec>(trainer_, c.import_dir);
+    if (start_from_ != nullptr) import_weights(trainer_, *start_from_);
     if (!c.load_dir.empty()) {
-      const mega::ckpt::TrainingState state = mega::ckpt::load_checkpoint(trainer_, c.load_dir);
-      trainer_.resume_at(state.steps_done);
-      consumed_ = state.consumed_samples;
-      console_.say(mega::sentence("resumed from ", c.load_dir, " after step ", state.steps_done));
+      const mega::ckpt::LoadedCheckpoint loaded =
+          mega::ckpt::load_latest_checkpoint(trainer_, c.load_dir);
+      for (const auto& skipped : loaded.skipped)
+        console_.say(mega::sentence("passed over ", skipped.path, ": ", skipped.reason));
+      mega::expects(loaded.state.seed == c.seed, mega::ErrorCode::usage, [&] {
+        return mega::sentence(
+            "--seed is ", c.seed, " but the checkpoint was trained with ", loaded.state.seed,
+            "; give that one, so that samples and dropout go on where they stopped");
+      });
+      consumed_ = loaded.state.consumed_samples;
+      saved_at_ = loaded.state.steps_done;
+      console_.say(
+          mega::sentence("resumed from ", loaded.path, " after step ", loaded.state.steps_done));
     }
     console_.detail(Listing::of(c));
     console_.say(mega::sentence(Spec::name, " with ", trainer_.parameters().table().model_size(),
@@ -217,12 +229,13 @@ class TrainingRun {
 
   void save() {
     const Config& c = job_.config;
-    if (saved_at_ == trainer_.steps_done()) return;
-    mega::ckpt::save_checkpoint(trainer_, c.save_dir,
-                                {trainer_.steps_done(), consumed_, c.seed, std::string(Spec::name)},
-                                c.keep);
+    if (saved_at_ == trainer_.steps_done() && c.load_dir == c.save_dir) return;
+    mega::ckpt::TrainingState state;
+    state.consumed_samples = consumed_;
+    state.model = {{"family", Spec::name}, {"sequence", job_.run.sequence}};
+    const std::string path = mega::ckpt::save_checkpoint(trainer_, c.save_dir, state, c.keep);
     saved_at_ = trainer_.steps_done();
-    console_.say(mega::sentence("checkpoint of step ", saved_at_, " is durable in ", c.save_dir));
+    console_.say(mega::sentence("checkpoint of step ", saved_at_, " is durable in ", path));
   }
 
   void sample() {
@@ -241,6 +254,7 @@ class TrainingRun {
 
   const Job& job_;
   const Corpus& corpus_;
+  const HuggingFaceModel* start_from_;
   Console console_;
   mega::data::ShuffledWindows windows_;
   std::optional<mega::data::SequentialWindows> validation_;

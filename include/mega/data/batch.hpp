@@ -39,7 +39,8 @@ class TokenBatch {
                               "; sizes must be positive and the rank below dp");
             });
     resize(micro_batches, b, windows.seq_length());
-    const Index first = first_global_sample + dp_rank * micro_batches * b;
+    first_in_batch_ = dp_rank * micro_batches * b;
+    const Index first = first_global_sample + first_in_batch_;
     for (Index row = 0; row < micro_batches * b; ++row) {
       const auto tokens = std::span(tokens_).subspan(at(row), length());
       const auto targets = std::span(targets_).subspan(at(row), length());
@@ -54,17 +55,22 @@ class TokenBatch {
     }
   }
 
-  [[nodiscard]] Index micro_batches() const noexcept { return micro_batches_; }
+  [[nodiscard]] Index microbatches() const noexcept { return micro_batches_; }
   /// Samples in a micro-batch.
   [[nodiscard]] Index micro_batch_size() const noexcept { return b_; }
   [[nodiscard]] Index seq_length() const noexcept { return seq_length_; }
 
-  /// [b, T] of one micro-batch. @pre 0 <= micro_batch < micro_batches()
-  [[nodiscard]] Matrix<const std::int32_t> tokens(Index micro_batch) const noexcept {
+  /// [b, T] of one micro-batch. @pre 0 <= micro_batch < microbatches()
+  [[nodiscard]] Matrix<const std::int32_t> input(Index micro_batch) const noexcept {
     return {tokens_.data() + at(micro_batch * b_), b_, seq_length_};
   }
-  [[nodiscard]] Matrix<const std::int32_t> targets(Index micro_batch) const noexcept {
+  [[nodiscard]] Matrix<const std::int32_t> target(Index micro_batch) const noexcept {
     return {targets_.data() + at(micro_batch * b_), b_, seq_length_};
+  }
+
+  /// Position of a micro-batch's first sample in the global batch.
+  [[nodiscard]] Index first_sample(Index micro_batch) const noexcept {
+    return first_in_batch_ + micro_batch * b_;
   }
 
   /// Targets of this rank that are not ignored: its part of the loss divisor.
@@ -93,6 +99,7 @@ class TokenBatch {
   Index micro_batches_ = 0;
   Index b_ = 0;
   Index seq_length_ = 0;
+  Index first_in_batch_ = 0;
   std::vector<std::int32_t> tokens_;
   std::vector<std::int32_t> targets_;
   std::vector<std::int32_t> window_;  // one sample with its last target

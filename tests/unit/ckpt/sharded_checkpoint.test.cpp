@@ -582,7 +582,13 @@ TEST_CASE("sharded: a device with asynchronous streams saves and loads the same 
 
 namespace {
 
-enum class Fault { none, no_space, exception, exit };
+enum class Fault {
+  none,
+  no_space,
+  exception,
+  outage,  ///< no operation works from then on, cleaning up neither: what a kill leaves on the disk
+  exit
+};
 struct Thrown {};
 
 // The hook is a plain function, so what it does is told through these.
@@ -592,9 +598,11 @@ std::atomic<std::uint64_t> operations{0};
 
 int faulty(ckpt::FileOperation, const char*, std::uint64_t ordinal) {
   ++operations;
+  if (fault == Fault::outage && ordinal > fault_at) return EIO;
   if (ordinal != fault_at) return 0;
   switch (fault) {
     case Fault::none: return 0;
+    case Fault::outage: return EIO;
     case Fault::no_space: return ENOSPC;
     case Fault::exception: throw Thrown{};
     case Fault::exit: ::_exit(77);
@@ -671,6 +679,7 @@ void survive_faults(Fault kind, int keep, std::uint64_t stride = 1) {
     old_found += is_old;
     new_found += is_new;
 
+    if (at / stride % 4 != 0) continue;
     REQUIRE(save(small_model(), {}, root, 7, 3, 2).silent());
     CHECK(load(small_model(), {}, root, 3).wrong == 0);
     CHECK(first_temporary(root).empty());
@@ -681,14 +690,18 @@ void survive_faults(Fault kind, int keep, std::uint64_t stride = 1) {
 
 }  // namespace
 
-TEST_CASE("sharded: killed at any file operation of any rank, a complete checkpoint is left") {
-  survive_faults(Fault::exit, 1);
+TEST_CASE(
+    "sharded: whatever file operation of any rank is the last, a complete checkpoint is left") {
+  survive_faults(Fault::outage, 1);
 }
-TEST_CASE("sharded: a full disk at any file operation of any rank fails all ranks alike") {
-  survive_faults(Fault::no_space, 1);
+TEST_CASE("sharded: killed at a file operation of any rank, a complete checkpoint is left") {
+  survive_faults(Fault::exit, 1, 5);
+}
+TEST_CASE("sharded: a full disk at a file operation of any rank fails all ranks alike") {
+  survive_faults(Fault::no_space, 1, 2);
 }
 TEST_CASE("sharded: any exception at a file operation fails all ranks alike") {
-  survive_faults(Fault::exception, 0, 3);
+  survive_faults(Fault::exception, 0, 5);
 }
 
 TEST_CASE("sharded: a full disk under one rank") {

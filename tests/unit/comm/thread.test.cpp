@@ -12,6 +12,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -421,6 +423,28 @@ TEST_CASE_TEMPLATE("comm: a channel whose other side stays away ends with its na
     stream.synchronize();
   });
   check_all_others(to_itself, -1, {"rank 0 posted no slot within 0.3"});
+}
+
+TEST_CASE("comm: nobody leaves a rendezvous while others work on its memory") {
+  const auto world = std::make_shared<mega::comm::World>(Seconds(0.05));
+  const mega::comm::Roster roster({0, 1}, "pair");
+  mega::comm::detail::Rendezvous rendezvous(world, roster);
+  std::atomic<bool> done{false};
+  bool left_early = false;
+  std::thread first([&] {
+    rendezvous.enter(0, {}, {}, []() noexcept {});
+    left_early = !done;
+  });
+  // Long enough for the first member to sleep, so that it is the waiting one.
+  std::this_thread::sleep_for(Seconds(0.01));
+  rendezvous.enter(1, {}, {}, [&]() noexcept {
+    world->fail(7, std::make_exception_ptr(std::runtime_error("elsewhere")));
+    std::this_thread::sleep_for(Seconds(0.2));
+    done = true;
+  });
+  first.join();
+  CHECK_FALSE(left_early);
+  CHECK_THROWS_AS(rendezvous.enter(0, {}, {}, []() noexcept {}), mega::Error);
 }
 
 TEST_CASE("comm: one communicator on two streams at once is refused") {

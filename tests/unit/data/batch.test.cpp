@@ -33,9 +33,9 @@ std::vector<MicroBatch> micro_batches(const CountingSource& source,
     data::TokenBatch batch;
     batch.fill(source, windows, first, rank, dp, m, b);
     for (Index j = 0; j < m; ++j) {
-      auto span = batch.tokens(j).span();
+      auto span = batch.input(j).span();
       MicroBatch all(span.begin(), span.end());
-      span = batch.targets(j).span();
+      span = batch.target(j).span();
       all.insert(all.end(), span.begin(), span.end());
       out.push_back(std::move(all));
     }
@@ -52,13 +52,13 @@ TEST_CASE("batch: rows are the global samples, targets are the tokens shifted by
   const Index m = 3, b = 2, first = 24;
   for (Index rank = 0; rank < 4; ++rank) {
     batch.fill(source, windows, first, rank, 4, m, b);
-    CHECK(batch.micro_batches() == 3);
+    CHECK(batch.microbatches() == 3);
     CHECK(batch.micro_batch_size() == 2);
     CHECK(batch.seq_length() == 6);
     CHECK(batch.valid_targets() == 36);
     for (Index j = 0; j < m; ++j) {
-      const auto tokens = batch.tokens(j);
-      const auto targets = batch.targets(j);
+      const auto tokens = batch.input(j);
+      const auto targets = batch.target(j);
       REQUIRE(tokens.extent(0) == b);
       REQUIRE(tokens.extent(1) == 6);
       for (Index i = 0; i < b; ++i) {
@@ -85,11 +85,11 @@ TEST_CASE("batch: the micro-batches do not depend on the number of dp ranks") {
   data::TokenBatch batch;
   batch.fill(source, windows, 0, 0, 1, 12, 2);
   for (Index j = 0; j < 12; ++j) {
-    rows2.insert(rows2.end(), batch.tokens(j).span().begin(), batch.tokens(j).span().end());
+    rows2.insert(rows2.end(), batch.input(j).span().begin(), batch.input(j).span().end());
   }
   batch.fill(source, windows, 0, 0, 1, 6, 4);
   for (Index j = 0; j < 6; ++j) {
-    rows4.insert(rows4.end(), batch.tokens(j).span().begin(), batch.tokens(j).span().end());
+    rows4.insert(rows4.end(), batch.input(j).span().begin(), batch.input(j).span().end());
   }
   CHECK(rows2 == rows4);
 }
@@ -124,11 +124,11 @@ TEST_CASE("batch: samples past the end are padding without targets") {
     valid += batch.valid_targets();
   }
   CHECK(valid == 30);
-  CHECK(batch.tokens(0)(0, 0) == 20);
-  CHECK(batch.targets(0)(0, 9) == 30);
+  CHECK(batch.input(0)(0, 0) == 20);
+  CHECK(batch.target(0)(0, 9) == 30);
   for (Index t = 0; t < 10; ++t) {
-    CHECK(batch.tokens(0)(1, t) == 0);
-    CHECK(batch.targets(0)(1, t) == data::TokenBatch::ignored_target);
+    CHECK(batch.input(0)(1, t) == 0);
+    CHECK(batch.target(0)(1, t) == data::TokenBatch::ignored_target);
   }
   batch.fill(source, windows, 8, 1, 2, 1, 2, windows.windows());
   CHECK(batch.valid_targets() == 0);
@@ -139,11 +139,11 @@ TEST_CASE("batch: a steady shape keeps its memory") {
   const data::ShuffledWindows windows(source.size(), 9, 11);
   data::TokenBatch batch;
   batch.fill(source, windows, 0, 0, 1, 4, 3);
-  const auto* const tokens = batch.tokens(0).data();
-  const auto* const targets = batch.targets(0).data();
+  const auto* const tokens = batch.input(0).data();
+  const auto* const targets = batch.target(0).data();
   batch.fill(source, windows, 12, 0, 1, 4, 3);
-  CHECK(batch.tokens(0).data() == tokens);
-  CHECK(batch.targets(0).data() == targets);
+  CHECK(batch.input(0).data() == tokens);
+  CHECK(batch.target(0).data() == targets);
 }
 
 TEST_CASE("batch: impossible shapes are refused") {
