@@ -839,9 +839,11 @@ TrainingState load_together(const Sharded& sharded, Agreement<Device, Comm>& agr
 /// checkpoint visible; so nothing older is removed for the sake of one that cannot be read.
 /// @param root  of the same directory on all ranks, under whatever path each of them knows it
 /// @return the checkpoint's directory
-/// @throws Error not_durable with the first failing rank and what it said; unless the sentence says
-///         that the checkpoint is complete, the one before is still the latest, and no part of
-///         this one is visible. usage for impossible numbers, or figures that differ between ranks
+/// @throws Error not_durable with the first failing rank and what it said. Unless the sentence says
+///         that the checkpoint is complete, the one before is still the latest and nothing of this
+///         one is visible; only if the very flush behind its renaming failed, it is visible, whole,
+///         and a power cut may take it. usage for impossible numbers, and for figures that differ
+///         between ranks
 /// @cost   writes 12 bytes an element of the model once, reads them once; host memory for the
 ///         largest tensor
 template <class Store, class Device, class Comm>

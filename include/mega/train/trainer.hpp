@@ -76,7 +76,7 @@ class Trainer {
   /// Throws Error(usage) on a layout that cannot run, with the numbers.
   template <class Factory>
   Trainer(communicator_type& world, const options_type& options, const Factory& factory,
-          device_type device = {}, hooks_type hooks = {})
+          device_type device = device_type(), hooks_type hooks = hooks_type())
       : device_(std::move(device)),
         hooks_(std::move(hooks)),
         options_(options),
