@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""The trainers as their users run them: exit codes, sentences, files, resumption, MPI.
+
+usage: check_programs.py BIN_FOLDER [TEST...]
+"""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+BIN = pathlib.Path(sys.argv[1]).resolve()
+SMALL = ["--num-layers=4", "--hidden-size=32", "--num-attention-heads=4", "--seq-length=16", "--micro-batch-size=1",
+         "--global-batch-size=8", "--lr=1e-3", "--lr-warmup-iters=2", "--eval-iters=1", "--train-iters=6"]
+
+
+def run(program, *arguments, timeout=120, env=None):
+    return subprocess.run([str(BIN / program), *map(str, arguments)], capture_output=True, text=True, timeout=timeout,
+                          env=env, stdin=subprocess.DEVNULL)
+
+
+def steps(path):
+    return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+
+
+class Programs(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.text = self.folder / "text.txt"
+        self.text.write_text("".join(f"{i} bottles of water on the wall, {i} bottles of water. " for i in range(400)))
+
+    def train(self, *arguments, program="mega-gpt3", log="log.json"):
+        path = self.folder / log
+        done = run(program, *SMALL, "--data", self.text, "--log-json", path, *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return steps(path), done
+
+    def refused(self, *arguments, program="mega-gpt3", code=2, says=()):
+        """One sentence on standard error, the exit code, and nothing written."""
+        before = sorted(p for p in self.folder.rglob("*"))
+        save = self.folder / "never"
+        done = run(program, *SMALL, "--data", self.text, "--save", save, *arguments)
+        self.assertEqual(done.returncode, code, done.stderr)
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        self.assertEqual(len(lines), 1, done.stderr)
+        for word in says:
+            self.assertIn(str(word), lines[0])
+        self.assertEqual(before, sorted(p for p in self.folder.rglob("*")))
+
+    # --- wrong usage and bad input ---
+    def test_help_lists_every_section(self):
+        done = run("mega-gpt3", "--help")
+        self.assertEqual(done.returncode, 0)
+        for word in ("Layout", "Model", "Training", "Optimizer", "Data", "Checkpoints", "Output", "--tensor-model-parallel-size",
+                     "--tp", "cosine"):
+            self.assertIn(word, done.stdout)
+
+    def test_flags_that_are_not_there_or_not_numbers(self):
+        self.refused("--no-such-flag", "1", says=["no-such-flag"])
+        self.refused("--train-iters=many", says=["many"])
+        self.refused("--schedule", "zigzag", says=["zigzag", "1f1b"])
+
+    def test_contradictions(self):
+        self.refused("--untie-embeddings-and-output-weights", "--tie-embeddings-and-output-weights", says=["contradict"])
+        self.refused("--schedule=interleaved", says=["group-size"])
+        self.refused("--group-size=4", says=["belong together"])
+        self.refused("--schedule=1f1b", "--vpp=2", "--pp=2", says=["1F1B", "2"])
+        self.refused("--lr-warmup-iters=10", "--lr-decay-iters=5", says=["10", "5"])
+
+    def test_layouts_that_do_not_divide_name_the_numbers(self):
+        self.refused("--tp=3", says=["heads", "4", "3"])
+        self.refused("--tp=8", says=["heads", "4", "8"])
+        self.refused("--pp=5", says=["4 layers", "5"])
+        self.refused("--dp=3", says=["8", "3"])
+        self.refused("--tp=0", says=["0", "at least 1"])
+        self.refused("--global-batch-size=7", "--dp=2", says=["7", "6", "8"])
+        self.refused("--num-attention-heads=5", says=["32", "5"])
+        self.refused("--kv-heads=2", "--tp=4", program="mega-llama3", says=["kv_heads", "2", "4"])
+        self.refused("--seq-length=64", "--max-position-embeddings=32", says=["64", "32"])
+        self.refused("--clip-grad=-1", says=["clip-grad"])
+        self.refused("--lr=nan", says=["learning rate"])
+
+    def test_data_that_cannot_be_read(self):
+        empty = self.folder / "empty.txt"
+        empty.write_text("")
+        short = self.folder / "short.txt"
+        short.write_text("few")
+        bare = self.folder / "bare"
+        bare.mkdir()
+        self.refused("--data", self.folder / "nowhere", says=["nowhere"])
+        self.refused("--data", empty)
+        self.refused("--data", bare)
+        self.refused("--data", short, says=["16"])
+
+    def test_json_lines_say_the_line(self):
+        path = self.folder / "x.jsonl"
+        for bad, word in ((b'{"text": "a"}\n{"txt": "b"}\n', "2"), (b'{"text": "a"}\n\n{"text": 3}\n', "3"), (b'{"text": "a"\n', "1"),
+                          (b'{"text": "\xff\xfe"}\n', "1"), (b'{"text": ""}\n', "x.jsonl")):
+            path.write_bytes(bad)
+            self.refused("--data", path, says=[word, "x.jsonl"])
+        path.write_bytes(b'\xef\xbb\xbf{"text": ""}\n\n{"text": "' + b"round and round " * 200 + b'"}\r\n')
+        self.assertEqual(run("mega-gpt3", *SMALL, "--data", path).returncode, 0)
+
+    def test_checkpoint_that_is_not_there(self):
+        done = run("mega-gpt3", *SMALL, "--data", self.text, "--load", self.folder / "none")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("none", done.stderr)
+
+    # --- what a run writes ---
+    def test_log_has_every_field_and_counts_up(self):
+        log, _ = self.train()
+        self.assertEqual([s["step"] for s in log], [1, 2, 3, 4, 5, 6])
+        self.assertEqual(set(log[0]), {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "seconds", "peak_bytes", "skipped"})
+        self.assertEqual(log[0]["tokens"], 8 * 16)
+        self.assertLess(log[-1]["loss"], log[0]["loss"])
+        self.assertAlmostEqual(log[1]["lr"], 1e-3)
+
+    def test_underscores_are_dashes_and_samples_are_steps(self):
+        log, _ = self.train()
+        path = self.folder / "other.json"
+        spelled = [a.replace("-", "_").replace("__", "--", 1).replace("1e_3", "1e-3") for a in SMALL]
+        done = run("mega-gpt3", *spelled, "--data_path", self.text, "--log_json", path)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([s["loss"] for s in steps(path)], [s["loss"] for s in log])
+        log, _ = self.train("--num-samples=17")
+        self.assertEqual(len(log), 3)
+
+    def test_dry_run_plans_what_is_allocated(self):
+        done = run("mega-llama3", *SMALL, "--dry-run", "--tp=2", "--pp=2", "--dp=2", "--zero1", "--data", self.text)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sum(line.startswith("rank ") for line in done.stdout.splitlines()), 8)
+        self.assertIn("--tensor-model-parallel-size=2", done.stdout)
+
+    def test_every_layout_flag_trains_the_same_model(self):
+        one, _ = self.train()
+        for flags in (["--pp=4"], ["--pp=2", "--vpp=2", "--schedule=bfc"], ["--pp=2", "--schedule=gpipe", "--recompute=full"],
+                      ["--pp=2", "--vpp=2", "--schedule=interleaved", "--group-size=3"]):
+            log, _ = self.train(*flags)
+            self.assertEqual([s["loss"] for s in log], [s["loss"] for s in one], flags)
+        for flags in (["--tp=2", "--sp"], ["--dp=4", "--zero1"], ["--tp=2", "--dp=2", "--pp=2", "--use-distributed-optimizer"]):
+            log, _ = self.train(*flags)
+            for got, want in zip(log, one):
+                self.assertAlmostEqual(got["loss"], want["loss"], delta=1e-4, msg=flags)
+
+    # --- checkpoints ---
+    def test_six_steps_are_three_and_three_bit_for_bit(self):
+        for layout in ([], ["--dp=2", "--zero1"], ["--tp=2", "--pp=2"], ["--hidden-dropout=0.1", "--attention-dropout=0.1"]):
+            whole, _ = self.train(*layout)
+            save = self.folder / ("ck" + "".join(layout).replace("-", "").replace("=", ""))
+            flags = [*layout, "--lr-decay-iters=6", "--save", save]
+            first, _ = self.train(*flags, "--train-iters=3")
+            second, _ = self.train(*flags, "--load", save)
+            self.assertEqual([s["step"] for s in second], [4, 5, 6])
+            for key in ("loss", "grad_norm", "lr"):
+                self.assertEqual([s[key] for s in first + second], [s[key] for s in whole], (layout, key))
+
+    def test_resumes_at_another_layout(self):
+        save = self.folder / "ck"
+        whole, _ = self.train()
+        self.train("--lr-decay-iters=6", "--train-iters=3", "--dp=4", "--tp=2", "--zero1", "--save", save)
+        for layout in ([], ["--pp=2", "--vpp=2"], ["--dp=2", "--pp=4"]):
+            log, _ = self.train("--lr-decay-iters=6", "--load", save, *layout)
+            for got, want in zip(log, whole[3:]):
+                self.assertAlmostEqual(got["loss"], want["loss"], delta=1e-4)
+
+    def test_another_model_or_seed_is_refused(self):
+        save = self.folder / "ck"
+        self.train("--save", save)
+        done = run("mega-gpt3", *SMALL, "--data", self.text, "--load", save, "--num-layers=2")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("layers", done.stderr)
+        done = run("mega-gpt3", *SMALL, "--data", self.text, "--load", save, "--seed=5")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("seed", done.stderr)
+
+    def test_a_signal_saves_and_ends_well(self):
+        save = self.folder / "ck"
+        log = self.folder / "log.json"
+        process = subprocess.Popen([str(BIN / "mega-gpt3"), *SMALL, "--data", str(self.text), "--train-iters=100000", "--dp=2",
+                                    "--save", str(save), "--log-json", str(log)], stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and (not log.exists() or len(log.read_text().splitlines()) < 3):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, said)
+        self.assertIn("durable", said)
+        done = len(steps(log))
+        resumed, _ = self.train("--train-iters", done + 2, "--load", save, "--lr-decay-iters=100000", log="resumed.json")
+        self.assertEqual([s["step"] for s in resumed], [done + 1, done + 2])
+
+    def test_keeps_the_newest_checkpoints(self):
+        save = self.folder / "ck"
+        self.train("--save", save, "--save-interval=2", "--keep=2")
+        self.assertEqual(sorted(p.name for p in save.glob("step-*")), ["step-00000004", "step-00000006"])
+
+    # --- interchange ---
+    def test_export_is_read_back_bit_equal(self):
+        for program in ("mega-gpt3", "mega-llama3"):
+            first, again = self.folder / f"{program}-1", self.folder / f"{program}-2"
+            self.train("--export-hf", first, "--tp=2", "--pp=2", program=program)
+            self.train("--import-hf", first, "--export-hf", again, "--train-iters=0", "--dp=2", program=program)
+            self.assertEqual((first / "model.safetensors").read_bytes(), (again / "model.safetensors").read_bytes())
+            self.assertEqual(json.loads((first / "config.json").read_text()), json.loads((again / "config.json").read_text()))
+
+    def test_samples_a_continuation(self):
+        _, done = self.train("--sample-tokens=12", "--prompt=9 bottles", "--pp=2", "--tp=2")
+        self.assertIn("sampled continuation:\n9 bottles", done.stderr)
+
+    # --- MPI ---
+    @unittest.skipUnless((BIN / "mega-gpt3-mpi").exists() and shutil.which("mpirun"), "built without MPI")
+    def test_processes_give_the_bits_of_threads(self):
+        for program in ("mega-gpt3", "mega-llama3"):
+            flags = ["--tp=2", "--pp=2", "--sp"]
+            threads, _ = self.train(*flags, program=program)
+            path = self.folder / "mpi.json"
+            done = subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4", str(BIN / (program + "-mpi")), *SMALL,
+                                   *flags, "--data", str(self.text), "--log-json", str(path)], capture_output=True, text=True, timeout=300)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            for key in ("loss", "grad_norm"):
+                self.assertEqual([s[key] for s in steps(path)], [s[key] for s in threads])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
