@@ -27,8 +27,12 @@ PROGRAM_PACKAGES=("${TRAIN_PACKAGES[@]}" libopenmpi-dev openmpi-bin:mpirun zlib1
 TEST_PACKAGES=("${PROGRAM_PACKAGES[@]}" doctest-dev librange-v3-dev libbenchmark-dev python3:python3
                clang-format-14:clang-format binutils:objdump)
 
-# What the demonstration runs when no arguments of the user's say otherwise; they come after, and win.
-DEMO_ARGUMENTS=(--demo)
+# The demonstration: 8 ranks as threads, on the licence texts of this machine unless --data is given,
+# then a validation, a checkpoint and a sampled continuation. The user's arguments come after.
+demo_arguments() {
+  DEMO_ARGUMENTS=(--tp 2 --pp 2 --dp 2 --train-iters 100 --lr-warmup-iters 10
+                  --sample-tokens 200 --save "$ROOT/build/checkpoints/$1")
+}
 
 say() { printf '\n== %s\n' "$*" >&2; }
 die() {
@@ -104,6 +108,7 @@ train() {
   configure_programs
   build release "mega-$model"
   say "training $model"
+  demo_arguments "$model"
   cd "$CALLED_FROM"  # where the user's relative paths begin
   exec "$ROOT/build/bin/mega-$model" "${DEMO_ARGUMENTS[@]}" "$@"
 }

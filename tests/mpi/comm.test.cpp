@@ -8,9 +8,9 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <string>
 #include <vector>
 
 namespace {
@@ -84,6 +84,7 @@ int main(int argc, char** argv) {
         world = &comm;
         doctest::Context context(argc, argv);
         context.setOption("minimal", true);  // only failures, of whichever rank
+        context.setOption("no-colors", true);
         std::vector<std::int32_t> status{context.run()};
         mega::host::Stream stream;
         comm.all_reduce(stream, laws::view(status), mega::comm::Reduce::max);

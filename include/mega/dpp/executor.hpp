@@ -74,13 +74,14 @@ class Executor {
         actions_(actions.begin(), actions.end()),
         microbatches_(microbatches),
         hooks_(hooks),
-        compute_(device.make_stream("compute")),
         memory_(device.allocate(required_bytes(stages, placements_, microbatches))),
+        greetings_(device.allocate(2 * placements_.size() * sizeof(Hello))),
         buffers_([&] {
           Arena arena(memory_.data(), memory_.bytes());
           return ActivationBuffers<Stage>(arena, stages, placements_, microbatches);
         }()),
-        arena_(buffers_.workspace, buffers_.workspace_bytes) {
+        arena_(buffers_.workspace, buffers_.workspace_bytes),
+        compute_(device.make_stream("compute")) {
     for (const ChunkPlacement& at : placements_) {
       Ports& port = ports_.emplace_back();
       const auto stage = static_cast<std::uint32_t>(at.position.stage);
@@ -94,7 +95,7 @@ class Executor {
         port.gradient_in.emplace(device, world, at.next_rank, 2 * (stage + 1) + 1);
       }
     }
-    shake_hands(device);
+    shake_hands();
   }
 
   /// Bytes of device memory that the constructor will allocate. Needs no device.
@@ -372,11 +373,10 @@ class Executor {
 
   /// Every edge carries one greeting in its forward direction, through the channel that it will
   /// use.
-  void shake_hands(Device& device) {
+  void shake_hands() {
     const std::size_t n = ports_.size();
-    auto memory = device.allocate(2 * n * sizeof(Hello));
     const auto place = [&](std::size_t i) {
-      return Vector<std::byte>(memory.data() + i * sizeof(Hello), sizeof(Hello));
+      return Vector<std::byte>(greetings_.data() + i * sizeof(Hello), sizeof(Hello));
     };
     std::vector<Hello> mine(n), theirs(n);
     for (std::size_t c = 0; c < n; ++c) {
@@ -411,10 +411,12 @@ class Executor {
   std::vector<Action> actions_;
   int microbatches_;
   HookSet& hooks_;
-  stream_type compute_;
+  // Streams and ports come after the memory that their queued work touches: they end first.
   typename Device::memory_type memory_;
+  typename Device::memory_type greetings_;
   ActivationBuffers<Stage> buffers_;
   Arena arena_;
+  stream_type compute_;
   std::vector<Ports> ports_;
   Mode mode_ = Mode::train;
   StepKey key_;

@@ -85,20 +85,20 @@ class Trainer {
         groups_(groups_type::make(world, options.mesh, pipeline_.rank_of(0),
                                   pipeline_.rank_of(pipeline_.stages() - 1))),
         store_(device_, make_table(factory), options.shard_optimizer),
-        stages_(make_stages(factory)),
-        executor_(device_, world, stages_, pipeline_.placements(store_.table().has_ties()),
-                  pipeline_.actions(store_.table().has_ties()), options.microbatches, hooks_),
-        transfer_(device_.make_stream("transfer")),
-        reducer_(device_, store_, groups_, transfer_),
-        computed_(device_.make_event()),
-        updated_(device_.make_event()),
         memory_(device_.allocate(train::ExchangeBuffers::required_bytes(
             store_.table().model_parameters(), options.microbatches * options.mesh.data))),
         exchange_([&] {
           Arena arena(memory_.data(), memory_.bytes());
           return train::ExchangeBuffers(arena, store_.table().model_parameters(),
                                         options.microbatches * options.mesh.data);
-        }()) {
+        }()),
+        stages_(make_stages(factory)),
+        executor_(device_, world, stages_, pipeline_.placements(store_.table().has_ties()),
+                  pipeline_.actions(store_.table().has_ties()), options.microbatches, hooks_),
+        transfer_(device_.make_stream("transfer")),
+        reducer_(device_, store_, groups_, transfer_),
+        computed_(device_.make_event()),
+        updated_(device_.make_event()) {
     store_.initialise(executor_.compute(), options.seed);
     for (std::size_t c = 0; c < stages_.size(); ++c)
       stages_[c].bind(store_.views(static_cast<int>(c)));
@@ -298,13 +298,14 @@ class Trainer {
   train::Pipeline<typename Plan::traversal, typename Plan::placement> pipeline_;
   groups_type groups_;
   train::ParameterStore<device_type> store_;
+  // Streams come after the memory that their queued work touches: they end first.
+  typename device_type::memory_type memory_;
+  train::ExchangeBuffers exchange_;
   std::vector<stage_type> stages_;
   dpp::Executor<device_type, communicator_type, stage_type, hooks_type> executor_;
   stream_type transfer_;
   typename Plan::template reducer<device_type, communicator_type> reducer_;
   typename stream_type::event_type computed_, updated_;
-  typename device_type::memory_type memory_;
-  train::ExchangeBuffers exchange_;
   std::uint64_t step_ = 0;
 };
 
