@@ -27,11 +27,14 @@ class CommandLine {
   void section(const char* title) { section_ = title; }
 
   void operator()(const char* names, bool& member, const char* help) {
-    app_.add_flag(options(names), member, help)->group(section_);
+    app_.add_flag(options(names), member, help)->group(section_)->multi_option_policy(last);
   }
   template <class T>
   void operator()(const char* names, T& member, const char* help) {
-    app_.add_option(options(names), member, help)->group(section_)->capture_default_str();
+    app_.add_option(options(names), member, help)
+        ->group(section_)
+        ->capture_default_str()
+        ->multi_option_policy(last);
   }
   template <class E, std::size_t N>
   void choice(const char* names, E& member, const Names<E, N>& table, const char* help) {
@@ -53,7 +56,8 @@ class CommandLine {
             help)
         ->group(section_)
         ->type_name(listed)
-        ->default_str(std::string(name_of(table, member)));
+        ->default_str(std::string(name_of(table, member)))
+        ->multi_option_policy(last);
   }
 
   /// Exit code where the program should end now (help, wrong usage), else nothing.
@@ -75,6 +79,9 @@ class CommandLine {
   }
 
  private:
+  /// A later option wins, so that defaults of a script can be overridden behind them.
+  static constexpr CLI::MultiOptionPolicy last = CLI::MultiOptionPolicy::TakeLast;
+
   static std::string_view first(std::string_view names) { return names.substr(0, names.find(',')); }
 
   static std::string options(std::string_view names) {

@@ -52,10 +52,12 @@ inline void assign(Stream&, Vector<std::int64_t>, std::int64_t) {}
 inline void reciprocal(Stream&, Vector<float>, Vector<const std::int64_t>) {}
 inline void accumulate(Stream&, Vector<float>, Vector<const float>) {}
 inline void add_sum_of_squares(Stream&, Vector<double>, Vector<const float>) {}
-inline void clip_by_norm(Stream&, Vector<mega::optim::UpdateControl>, Vector<const double>, double) {}
+inline void clip_by_norm(Stream&, Vector<mega::optim::UpdateControl>, Vector<const double>,
+                         double) {}
 inline void adamw_update(Stream&, Vector<float>, Vector<float>, Vector<float>, Vector<const float>,
-                         Vector<const mega::optim::Segment>, Vector<const mega::optim::UpdateControl>,
-                         mega::optim::AdamWOptions, float, std::int64_t) {}
+                         Vector<const mega::optim::Segment>,
+                         Vector<const mega::optim::UpdateControl>, mega::optim::AdamWOptions, float,
+                         std::int64_t) {}
 
 struct Memory {
   Memory() = default;

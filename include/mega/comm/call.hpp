@@ -149,7 +149,7 @@ class Roster {
                                                        const Roster& roster) {
   std::string text = roster.text() + " disagrees";
   const char* separator = ": ";
-  std::vector<bool> told(calls.size(), false);
+  std::vector<char> told(calls.size(), false);
   for (std::size_t first = 0; first < calls.size(); ++first) {
     if (told[first]) continue;
     std::vector<int> same;

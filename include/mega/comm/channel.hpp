@@ -7,18 +7,16 @@
 #include <mega/core/view.hpp>
 #include <mega/host/stream.hpp>
 
-#include <compare>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace mega::inline v0::comm {
 
@@ -30,7 +28,7 @@ struct Edge {
   int source = 0;
   int destination = 0;
   std::uint32_t id = 0;
-  friend auto operator<=>(const Edge&, const Edge&) = default;
+  friend bool operator==(const Edge&, const Edge&) = default;
 };
 
 /// "channel 7 from rank 0 to rank 1".
@@ -97,7 +95,7 @@ class Channel {
     if (slot.size() != message.size())
       world_->disagree_and_throw(edge_.source,
                                  size_mismatch(edge_, number, message.size(), slot.size()));
-    slots_.pop_front();
+    slots_.erase(slots_.begin());
     filling_ = true;
     lock.unlock();
     if (!message.empty())
@@ -144,7 +142,7 @@ class Channel {
   const bool alone_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Vector<std::byte>> slots_;  // posted, not yet filled
+  std::vector<Vector<std::byte>> slots_;  // posted, not yet filled: a few at most
   std::uint64_t filled_ = 0;
   bool filling_ = false;  // the sender writes into a slot that it has taken
 };
@@ -156,15 +154,21 @@ class Channels {
                                               bool alone) {
     expect_channel_id(edge.id);
     std::lock_guard lock(mutex_);
-    std::weak_ptr<Channel>& known = open_[edge];
-    auto channel = known.lock();
-    if (!channel) known = channel = std::make_shared<Channel>(world, edge, alone);
+    for (std::size_t i = open_.size(); i-- > 0;) {
+      if (auto channel = open_[i].lock(); !channel) {
+        open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(i));
+      } else if (channel->edge() == edge) {
+        return channel;
+      }
+    }
+    auto channel = std::make_shared<Channel>(world, edge, alone);
+    open_.push_back(channel);
     return channel;
   }
 
  private:
   std::mutex mutex_;
-  std::map<Edge, std::weak_ptr<Channel>> open_;
+  std::vector<std::weak_ptr<Channel>> open_;
 };
 
 }  // namespace detail

@@ -147,7 +147,7 @@ class Rendezvous {
   std::condition_variable changed_;
   std::vector<Call> calls_;  // by member
   std::vector<Arrival> arrivals_;
-  std::vector<bool> present_;
+  std::vector<char> present_;
   int count_ = 0;                             // members in the present phase
   std::atomic<std::uint64_t> generation_{0};  // phases that all members have passed
 };
@@ -177,11 +177,11 @@ class Group {
   /// done whole by the last member to arrive: one rendezvous instead of two.
   template <class Work>
   void collective(int member, const Call& call, const Arrival& arrival, const Work& work) {
-    const bool small = call.count * bytes_of(call.type) <= small_bytes;
+    const bool in_one_piece = call.count * bytes_of(call.type) <= small_bytes;
     rendezvous_.enter(member, call, arrival, [&]() noexcept {
-      for (int m = 0; small && m < size(); ++m) work(*this, m);
+      for (int m = 0; in_one_piece && m < size(); ++m) work(*this, m);
     });
-    if (small) return;
+    if (in_one_piece) return;
     work(*this, member);
     rendezvous_.leave();
   }

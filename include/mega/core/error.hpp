@@ -2,10 +2,12 @@
 /// reader.
 #pragma once
 #include <cstdint>
+#include <cstdio>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
+#include <type_traits>
 
 #if __has_include(<source_location>) && (!defined(__clang__) || __clang_major__ >= 16)
 #include <source_location>
@@ -79,45 +81,68 @@ class Error : public std::runtime_error {
   SourceLocation at_;
 };
 
-/// Throws Error(code, sentence) unless `holds`. The sentence is built by the caller only on failure
-/// when it is passed as a callable returning std::string.
+namespace detail {
+
+[[noreturn]] inline void fail(ErrorCode code, const std::string& sentence, SourceLocation at) {
+  throw Error(code, sentence, at);
+}
+
+/// A string or a number on its way into a sentence. Not a template, so that the hundreds of
+/// sentences of the library cost little to compile.
+class Part {
+ public:
+  Part(std::string_view text) noexcept : text_(text) {}
+  Part(const std::string& text) noexcept : text_(text) {}
+  Part(const char* text) noexcept : text_(text) {}
+  Part(char letter) : own_(1, letter) {}
+  Part(int number) : own_(std::to_string(number)) {}
+  Part(long number) : own_(std::to_string(number)) {}
+  Part(long long number) : own_(std::to_string(number)) {}
+  Part(unsigned number) : own_(std::to_string(number)) {}
+  Part(unsigned long number) : own_(std::to_string(number)) {}
+  Part(unsigned long long number) : own_(std::to_string(number)) {}
+  Part(double number) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "%g", number);
+    own_ = digits;
+  }
+
+  void append_to(std::string& out) const {
+    out += text_;
+    out += own_;
+  }
+
+ private:
+  std::string_view text_;
+  std::string own_;
+};
+
+inline std::string join(std::initializer_list<Part> parts) {
+  std::string out;
+  for (const Part& part : parts) part.append_to(out);
+  return out;
+}
+
+}  // namespace detail
+
+/// Throws Error(code, sentence) unless `holds`. A sentence that is built of parts is passed as a
+/// callable returning std::string, which is called on failure only.
 template <class Sentence>
-constexpr void expects(bool holds, ErrorCode code, Sentence&& sentence,
+constexpr void expects(bool holds, ErrorCode code, const Sentence& sentence,
                        SourceLocation at = SourceLocation::current()) {
   if (holds) [[likely]]
     return;
-  if constexpr (requires { std::string(std::forward<Sentence>(sentence)()); }) {
-    throw Error(code, std::forward<Sentence>(sentence)(), at);
+  if constexpr (std::is_invocable_v<const Sentence&>) {
+    detail::fail(code, sentence(), at);
   } else {
-    throw Error(code, std::string(std::forward<Sentence>(sentence)), at);
+    detail::fail(code, sentence, at);
   }
 }
-
-namespace detail {
-inline void append(std::string& out, std::string_view part) {
-  out += part;
-}
-inline void append(std::string& out, const char* part) {
-  out += part;
-}
-inline void append(std::string& out, char part) {
-  out += part;
-}
-template <class N>
-requires requires(N n) {
-  std::to_string(n);
-}
-void append(std::string& out, N part) {
-  out += std::to_string(part);
-}
-}  // namespace detail
 
 /// Concatenates strings and numbers: sentence("tp ", 3, " does not divide heads ", 8).
 template <class... Parts>
 [[nodiscard]] std::string sentence(const Parts&... parts) {
-  std::string out;
-  (detail::append(out, parts), ...);
-  return out;
+  return detail::join({detail::Part(parts)...});
 }
 
 }  // namespace mega::inline v0

@@ -33,8 +33,9 @@ class View {
 
   /// A view of mutable elements converts to a view of const ones.
   template <class U>
-    requires(std::is_const_v<T> && std::is_same_v<const U, T> && !std::is_const_v<U>)
-  MEGA_HD constexpr View(const View<U, R>& other) noexcept : data_(other.data()) {
+  requires(std::is_const_v<T>&& std::is_same_v<const U, T> && !std::is_const_v<U>) MEGA_HD
+      constexpr View(const View<U, R>& other) noexcept
+      : data_(other.data()) {
     for (int d = 0; d < R; ++d) extent_[d] = other.extent(d);
   }
 
@@ -58,8 +59,9 @@ class View {
   [[nodiscard]] MEGA_HD constexpr Index cols() const noexcept { return extent_[R - 1]; }
 
   template <class... I>
-  requires(sizeof...(I) == R) [[nodiscard]] MEGA_HD constexpr T& operator()(I... i) const noexcept {
-    const Index at[R] = {static_cast<Index>(i)...};
+  requires(sizeof...(I) == R) [[nodiscard]] MEGA_HD constexpr T& operator()(
+      At... position) const noexcept {
+    const Index at[R] = {static_cast<Index>(position)...};
     Index offset = at[0];
     for (int d = 1; d < R; ++d) offset = offset * extent_[d] + at[d];
     return data_[offset];

@@ -10,14 +10,14 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace mega::inline v0::host {
 
@@ -36,6 +36,33 @@ class AsyncEvent {
   };
   std::shared_ptr<State> state_;
 };
+
+namespace detail {
+
+/// A callable of any type. std::function would do, at the price of a header that costs as much to
+/// compile as this one.
+class Task {
+ public:
+  template <std::invocable F>
+  explicit Task(F&& call) : held_(std::make_unique<Of<std::decay_t<F>>>(std::forward<F>(call))) {}
+  void operator()() { held_->call(); }
+  void drop() noexcept { held_.reset(); }
+
+ private:
+  struct Any {
+    virtual ~Any() = default;
+    virtual void call() = 0;
+  };
+  template <class F>
+  struct Of final : Any {
+    explicit Of(F f) : f_(std::move(f)) {}
+    void call() override { f_(); }
+    F f_;
+  };
+  std::unique_ptr<Any> held_;
+};
+
+}  // namespace detail
 
 /// A worker thread with a queue. After work has thrown, later work is skipped but events still
 /// pass, so that no other stream hangs; synchronize() rethrows the first exception.
@@ -68,7 +95,7 @@ class AsyncStream {
 
   template <std::invocable F>
   void run(F&& work) {
-    push({std::function<void()>(std::forward<F>(work)), false});
+    push({detail::Task(std::forward<F>(work)), false});
   }
 
   void record(AsyncEvent& event) {
@@ -78,13 +105,13 @@ class AsyncStream {
       std::lock_guard lock(state->mutex);
       mark = ++state->recorded;
     }
-    push({[state, mark] {
+    push({detail::Task([state, mark] {
             {
               std::lock_guard lock(state->mutex);
               if (mark > state->completed) state->completed = mark;
             }
             state->passed.notify_all();
-          },
+          }),
           true});
   }
 
@@ -95,10 +122,10 @@ class AsyncStream {
       std::lock_guard lock(state->mutex);
       mark = state->recorded;
     }
-    push({[state, mark] {
+    push({detail::Task([state, mark] {
             std::unique_lock lock(state->mutex);
             state->passed.wait(lock, [&] { return state->completed >= mark; });
-          },
+          }),
           true});
   }
 
@@ -110,13 +137,13 @@ class AsyncStream {
 
  private:
   struct Work {
-    std::function<void()> call;
+    detail::Task call;
     bool always;  // runs even after a failure: it only moves events
   };
   struct Queue {
     std::mutex mutex;
     std::condition_variable changed, idle;
-    std::deque<Work> work;
+    std::vector<Work> work;
     std::exception_ptr failure;
     bool busy = false, closing = false;
     std::thread worker;
@@ -131,36 +158,40 @@ class AsyncStream {
   }
 
   static void drain(Queue& q, RandomKey random, int max_delay_us) {
-    for (Index n = 0;; ++n) {
-      Work next;
-      bool skip = false;
+    std::vector<Work> batch;
+    Index done = 0;
+    for (;;) {
       {
         std::unique_lock lock(q.mutex);
+        q.busy = false;
+        if (q.work.empty()) q.idle.notify_all();
         q.changed.wait(lock, [&] { return q.closing || !q.work.empty(); });
         if (q.work.empty()) return;
-        next = std::move(q.work.front());
-        q.work.pop_front();
+        batch.swap(q.work);
         q.busy = true;
-        skip = q.failure && !next.always;
       }
-      const std::uint32_t bits = random.bits(n);
-      if (max_delay_us > 0 && bits % 4 == 0) {
-        std::this_thread::sleep_for(
-            std::chrono::microseconds((bits >> 2) % static_cast<std::uint32_t>(max_delay_us)));
-      }
-      std::exception_ptr failure;
-      try {
-        if (!skip) next.call();
-      } catch (...) {
-        failure = std::current_exception();
-      }
-      // The callable is destroyed before the stream reports itself idle.
-      next.call = nullptr;
-      std::lock_guard lock(q.mutex);
-      if (failure && !q.failure) q.failure = failure;
-      q.busy = false;
-      if (q.work.empty()) q.idle.notify_all();
+      for (Work& next : batch) perform(q, next, random.bits(done++), max_delay_us);
+      batch.clear();
     }
+  }
+
+  static void perform(Queue& q, Work& work, std::uint32_t bits, int max_delay_us) {
+    if (max_delay_us > 0 && bits % 4 == 0) {
+      std::this_thread::sleep_for(
+          std::chrono::microseconds((bits >> 2) % static_cast<std::uint32_t>(max_delay_us)));
+    }
+    {
+      std::lock_guard lock(q.mutex);
+      if (q.failure && !work.always) return;
+    }
+    try {
+      work.call();
+    } catch (...) {
+      std::lock_guard lock(q.mutex);
+      if (!q.failure) q.failure = std::current_exception();
+    }
+    // What the callable holds goes before the stream reports itself idle.
+    work.call.drop();
   }
 
   std::unique_ptr<Queue> queue_;

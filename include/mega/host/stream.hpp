@@ -19,7 +19,9 @@ struct NoWork {
 }  // namespace detail
 
 template <class S>
-concept runs_callables = requires(S& s, detail::NoWork work) { s.run(work); };
+concept runs_callables = requires(S& s, detail::NoWork work) {
+  s.run(work);
+};
 
 /// A stream that runs callables on the host, now or later, in order. What is passed to run() must
 /// hold its operands by value (views, scalars) and must not read device memory outside of it.

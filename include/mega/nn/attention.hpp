@@ -84,6 +84,7 @@ struct AttentionHead {
 
   /// out [queries, tile] = scale * Q K^T for queries from q0 and keys from k0, minus infinity where
   /// the key comes after the query.
+  template <class = void>
   void scores(float* out, Index q0, Index queries, Index k0, Index keys) const {
     multiply({Transpose::no, Transpose::yes, queries, keys, dim, scale(), query + q0 * width, width,
               key + k0 * width, width, 0.0f, out, attention_tile});
@@ -101,7 +102,8 @@ struct AttentionHead {
   }
 };
 
-inline void attend_forward(float* out, Index out_width, float* lse, const AttentionHead& head) {
+template <class = void>  // compiled where it is called
+void attend_forward(float* out, Index out_width, float* lse, const AttentionHead& head) {
   struct Scores {};
   struct Sums {};
   constexpr Index tile = attention_tile;
@@ -145,9 +147,9 @@ inline void attend_forward(float* out, Index out_width, float* lse, const Attent
 /// Adds this query head's part to dquery, dkey and dvalue, key tiles outside, query tiles inside.
 /// `inner` holds for each query the inner product of out and dout, which is the mean of the
 /// probabilities' gradients under the soft-max, with or without dropout.
-inline void attend_backward(float* dquery, float* dkey, float* dvalue, const float* dout,
-                            Index out_width, const float* lse, const float* inner,
-                            const AttentionHead& head) {
+template <class = void>
+void attend_backward(float* dquery, float* dkey, float* dvalue, const float* dout, Index out_width,
+                     const float* lse, const float* inner, const AttentionHead& head) {
   struct Scores {};
   struct Gradients {};
   constexpr Index tile = attention_tile;

@@ -199,8 +199,10 @@ void multiply_blocked(const GemmArguments& g) {
 
 /// The product in the calling thread, with the widest vectors that this processor has and C fills.
 /// Avx2 and Avx512 do the same fused operations on each element, so the choice between them, which
-/// looks at n, changes no bit.
-inline void multiply(const GemmArguments& g) {
+/// looks at n, changes no bit. A template, so that programs with another product do not compile the
+/// kernels.
+template <class = void>
+void multiply(const GemmArguments& g) {
   if (g.m <= 0 || g.n <= 0) return;
   if (g.k <= 0 || g.alpha == 0.0f) return scale_block(g.c, g.m, g.n, g.ldc, g.beta);
 #if defined(__x86_64__)

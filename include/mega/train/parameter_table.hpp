@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
-#include <unordered_map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -71,6 +71,7 @@ class ParameterTable {
       place_chunk(by_stage[static_cast<std::size_t>(own_stages[c])], own_stages[c],
                   static_cast<int>(c));
     }
+    names_.clear();
     value_size_ = regions_.empty() ? 0 : regions_.back().end;
     gradient_size_ = value_size_;
     for (TableEntry& entry : entries_) {
@@ -90,7 +91,7 @@ class ParameterTable {
   /// Elements of the flat gradients: the values' and the accumulators of aliases behind them.
   [[nodiscard]] Index gradient_size() const noexcept { return gradient_size_; }
   /// Distinct parameters of the whole model.
-  [[nodiscard]] int model_parameters() const noexcept { return static_cast<int>(order_.size()); }
+  [[nodiscard]] int model_parameters() const noexcept { return parameters_; }
   /// Elements of the whole model, each parameter once, without padding.
   [[nodiscard]] Index model_size() const noexcept { return model_size_; }
   [[nodiscard]] bool has_ties() const noexcept { return !tie_targets_.empty(); }
@@ -116,21 +117,25 @@ class ParameterTable {
   }
 
  private:
+  /// A parameter of the model and its place in the model's list.
+  struct Named {
+    const Parameter* parameter;
+    int order;
+  };
+
   static constexpr Index round_up(Index n, Index multiple) noexcept {
     return (n + multiple - 1) / multiple * multiple;
   }
 
   void number(std::span<const std::vector<Parameter>> by_stage) {
-    std::unordered_map<std::string, const Parameter*> owners;
     for (const auto& list : by_stage) {
       for (const Parameter& p : list) {
         if (!p.tied_to.empty()) continue;
-        expects(order_.emplace(p.name, static_cast<int>(order_.size())).second, ErrorCode::usage,
-                [&] {
-                  return sentence("two parameters of the model are named '", p.name,
-                                  "'; names must be unique");
-                });
-        owners.emplace(p.name, &p);
+        expects(find(p.name) == nullptr, ErrorCode::usage, [&] {
+          return sentence("two parameters of the model are named '", p.name,
+                          "'; names must be unique");
+        });
+        names_.push_back({&p, static_cast<int>(names_.size())});
         model_size_ += p.size();
       }
     }
@@ -138,17 +143,26 @@ class ParameterTable {
       for (const Parameter& p : list) {
         if (p.tied_to.empty()) continue;
         tie_targets_.push_back(p.tied_to);
-        const auto owner = owners.find(p.tied_to);
-        expects(owner != owners.end(), ErrorCode::usage, [&] {
+        const Named* owner = find(p.tied_to);
+        expects(owner != nullptr, ErrorCode::usage, [&] {
           return sentence("parameter '", p.name, "' is tied to '", p.tied_to,
                           "', which no stage declares");
         });
-        expects(owner->second->shape == p.shape, ErrorCode::usage, [&] {
+        expects(owner->parameter->shape == p.shape, ErrorCode::usage, [&] {
           return sentence("parameter '", p.name, "' is tied to '", p.tied_to,
                           "', which has another shape");
         });
       }
     }
+    parameters_ = static_cast<int>(names_.size());
+  }
+
+  /// Linear: a model has some hundred parameters, and the table is made once.
+  [[nodiscard]] const Named* find(std::string_view name) const {
+    for (const Named& known : names_) {
+      if (known.parameter->name == name) return &known;
+    }
+    return nullptr;
   }
 
   void place_chunk(const std::vector<Parameter>& list, int stage, int chunk) {
@@ -156,7 +170,7 @@ class ParameterTable {
     for (const Parameter& p : list) {
       TableEntry entry{.parameter = p, .stage = stage, .chunk = chunk};
       entry.size = local_size(p, position_.tensor_degree);
-      entry.order = order_.at(p.tied_to.empty() ? p.name : p.tied_to);
+      entry.order = find(p.tied_to.empty() ? p.name : p.tied_to)->order;
       entry.alias = find_owner(entry) != nullptr;
       entry.counted = p.tied_to.empty() && (!p.shard.replicated() || position_.tensor == 0);
       entries_.push_back(std::move(entry));
@@ -181,7 +195,8 @@ class ParameterTable {
   ShardPosition position_;
   std::vector<TableEntry> entries_;
   std::vector<Region> regions_;
-  std::unordered_map<std::string, int> order_;
+  std::vector<Named> names_;  // only while the table is made
+  int parameters_ = 0;
   Index value_size_ = 0;
   Index gradient_size_ = 0;
   Index model_size_ = 0;

@@ -36,7 +36,8 @@ TEST_CASE("core: a full arena refuses and says by how much, a scope gives back")
       (void)arena.take<float>(1);
       FAIL("took more than the arena has");
     } catch (const mega::Error& e) {
-      CHECK(std::string(e.what()).find("arena of 128 bytes cannot hold 192 bytes") != std::string::npos);
+      CHECK(std::string(e.what()).find("arena of 128 bytes cannot hold 192 bytes") !=
+            std::string::npos);
     }
   }
   CHECK(arena.used() == 64);

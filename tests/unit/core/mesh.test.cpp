@@ -36,7 +36,8 @@ TEST_CASE("core: groups along an axis partition the world") {
       const int color = mesh.group(rank, axis);
       colors.insert(color);
       CHECK(mesh.coordinates(color)[axis] == 0);
-      for (int i = 0; i < mesh.degree(axis); ++i) CHECK(mesh.group(mesh.moved(rank, axis, i), axis) == color);
+      for (int i = 0; i < mesh.degree(axis); ++i)
+        CHECK(mesh.group(mesh.moved(rank, axis, i), axis) == color);
     }
     CHECK(colors.size() == static_cast<std::size_t>(mesh.size() / mesh.degree(axis)));
   }

@@ -11,16 +11,21 @@ using mega::RandomKey;
 using mega::RandomUse;
 
 TEST_CASE("core: Philox4x32-10 gives the published known answers") {
-  CHECK(mega::philox4x32({{0, 0, 0, 0}}, 0, 0) == PhiloxBlock{{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}});
-  CHECK(mega::philox4x32({{~0U, ~0U, ~0U, ~0U}}, ~0U, ~0U) == PhiloxBlock{{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}});
-  static_assert(mega::philox4x32({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822, 0x299f31d0) ==
+  CHECK(mega::philox4x32({{0, 0, 0, 0}}, 0, 0) ==
+        PhiloxBlock{{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}});
+  CHECK(mega::philox4x32({{~0U, ~0U, ~0U, ~0U}}, ~0U, ~0U) ==
+        PhiloxBlock{{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}});
+  static_assert(mega::philox4x32({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822,
+                                 0x299f31d0) ==
                 PhiloxBlock{{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}});
 }
 
 TEST_CASE("core: every part of a random key changes the numbers") {
   const RandomKey base{.seed = 1, .step = 2, .layer = 3, .use = RandomUse::mlp_dropout};
   std::set<std::uint32_t> seen{base.bits(0)};
-  const auto differs = [&](RandomKey key, mega::Index i = 0) { return seen.insert(key.bits(i)).second; };
+  const auto differs = [&](RandomKey key, mega::Index i = 0) {
+    return seen.insert(key.bits(i)).second;
+  };
   RandomKey k = base;
   k.seed = 2;
   CHECK(differs(k));

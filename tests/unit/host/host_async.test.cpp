@@ -19,7 +19,8 @@ TEST_CASE("host: one stream keeps its order whatever the delays") {
   for (int i = 0; i < 100; ++i) CHECK(seen[static_cast<std::size_t>(i)] == i);
 }
 
-TEST_CASE("host: a wait holds for the most recent record at the time of the wait, and only for it") {
+TEST_CASE(
+    "host: a wait holds for the most recent record at the time of the wait, and only for it") {
   HostAsync device(6, 0);
   auto first = device.make_stream("a"), second = device.make_stream("b");
   auto event = device.make_event();
@@ -41,7 +42,8 @@ TEST_CASE("host: a wait holds for the most recent record at the time of the wait
   }
 }
 
-TEST_CASE("host: the first exception comes out of synchronize once, later work is skipped, events pass") {
+TEST_CASE(
+    "host: the first exception comes out of synchronize once, later work is skipped, events pass") {
   HostAsync device(7, 50);
   auto stream = device.make_stream("a"), other = device.make_stream("b");
   auto event = device.make_event();

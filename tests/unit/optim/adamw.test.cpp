@@ -24,7 +24,8 @@ Vector<const T> view(const std::vector<T>& v) {
 }
 }  // namespace
 
-TEST_CASE("optim: AdamW follows the published recurrence, with and without decay, padding untouched") {
+TEST_CASE(
+    "optim: AdamW follows the published recurrence, with and without decay, padding untouched") {
   mega::host::Stream stream;
   const AdamWOptions options{.beta1 = 0.9F, .beta2 = 0.95F, .epsilon = 1e-8F, .weight_decay = 0.1F};
   std::vector<float> w{1.5F, -2.0F, 0.25F, 7.0F}, m(4), v(4);
@@ -33,13 +34,15 @@ TEST_CASE("optim: AdamW follows the published recurrence, with and without decay
   const std::vector<UpdateControl> control{{.norm = 3, .gradient_scale = 0.5F, .skip = 0}};
   for (int step = 1; step <= 5; ++step) {
     const std::vector<float> g{0.3F * static_cast<float>(step), -1e-6F, 0.0F, 9.0F};
-    mega::optim::adamw_update(stream, view(w), view(m), view(v), view(g), view(segments), view(control), options, 0.01F, step);
+    mega::optim::adamw_update(stream, view(w), view(m), view(v), view(g), view(segments),
+                              view(control), options, 0.01F, step);
     for (std::size_t i = 0; i < 3; ++i) {
       const double grad = static_cast<double>(g[i]) * 0.5;
       dm[i] = 0.9 * dm[i] + 0.1 * grad;
       dv[i] = 0.95 * dv[i] + 0.05 * grad * grad;
       if (i == 0) dw[i] *= 1 - 0.01 * 0.1;
-      dw[i] -= 0.01 * (dm[i] / (1 - std::pow(0.9, step))) / (std::sqrt(dv[i] / (1 - std::pow(0.95, step))) + 1e-8);
+      dw[i] -= 0.01 * (dm[i] / (1 - std::pow(0.9, step))) /
+               (std::sqrt(dv[i] / (1 - std::pow(0.95, step))) + 1e-8);
       // fp32 rounding of a few operations a step; the tiny gradient meets epsilon
       CHECK(w[i] == doctest::Approx(dw[i]).epsilon(1e-5));
     }
@@ -67,7 +70,8 @@ TEST_CASE("optim: the clip factor comes from the global norm, a norm that is not
   std::vector<float> w{1.0F}, m{0.5F}, v{0.25F};
   const std::vector<float> g{1.0F};
   const std::vector<Segment> segments{{0, 1, true}};
-  mega::optim::adamw_update(stream, view(w), view(m), view(v), view(g), view(segments), view(std::as_const(control)), {}, 0.1F, 1);
+  mega::optim::adamw_update(stream, view(w), view(m), view(v), view(g), view(segments),
+                            view(std::as_const(control)), {}, 0.1F, 1);
   CHECK(w[0] == 1.0F);
   CHECK(m[0] == 0.5F);
   CHECK(v[0] == 0.25F);

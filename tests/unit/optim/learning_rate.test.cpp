@@ -9,7 +9,8 @@ using mega::optim::Decay;
 using mega::optim::LearningRate;
 
 TEST_CASE("optim: warm-up reaches the peak at its last step, each decay its end") {
-  LearningRate r{.decay = Decay::cosine, .peak = 1, .minimum = 0.1, .warmup_steps = 4, .decay_steps = 14};
+  LearningRate r{
+      .decay = Decay::cosine, .peak = 1, .minimum = 0.1, .warmup_steps = 4, .decay_steps = 14};
   CHECK(r.at(0) == 0.25);
   CHECK(r.at(3) == 1.0);
   CHECK(r.at(4) == 1.0);
@@ -48,5 +49,6 @@ TEST_CASE("optim: impossible learning rates are refused") {
   CHECK(!refused({.peak = 1, .minimum = 2, .decay_steps = 3}).empty());
   CHECK(!refused({.peak = 1, .warmup_steps = 3, .decay_steps = 3}).empty());
   CHECK(!refused({.peak = 1, .warmup_steps = -1, .decay_steps = 3}).empty());
-  CHECK(refused({.decay = Decay::constant, .peak = 1, .warmup_steps = 3, .decay_steps = 1}).empty());
+  CHECK(
+      refused({.decay = Decay::constant, .peak = 1, .warmup_steps = 3, .decay_steps = 1}).empty());
 }

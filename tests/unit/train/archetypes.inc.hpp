@@ -1,10 +1,9 @@
 /// @file  Everything a user builds, built from archetypes. Included by a .cpp for g++ and a .cu for
 /// nvcc: the trainer must need nothing beyond the concepts under either compiler.
 #pragma once
+#include "../../support/archetypes.hpp"
 #include <mega/dpp/executor.hpp>
 #include <mega/train/trainer.hpp>
-
-#include "../../support/archetypes.hpp"
 
 #include <type_traits>
 
@@ -22,7 +21,8 @@ static_assert((mega::explain<ArchetypePlan>(), true));
 
 /// Instantiates every member; never has to run.
 inline void use_everything(archetype::Communicator& world) {
-  mega::Trainer<ArchetypePlan> trainer(world, {}, [](mega::StagePosition) { return archetype::Stage{}; });
+  mega::Trainer<ArchetypePlan> trainer(world, {},
+                                       [](mega::StagePosition) { return archetype::Stage{}; });
   archetype::Batch batch;
   trainer.queue_step(batch, 0.1);
   (void)trainer.step(batch, 0.1);

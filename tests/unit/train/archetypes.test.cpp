@@ -1,11 +1,11 @@
+#include "archetypes.inc.hpp"
 #include <mega/host/host.hpp>
 
 #include <doctest/doctest.h>
 
-#include "archetypes.inc.hpp"
-
 TEST_CASE("train: a plan of archetypes compiles, and disabled hooks take no space") {
-  CHECK(std::is_same_v<decltype(&mega_test::use_everything), void (*)(mega_test::archetype::Communicator&)>);
+  CHECK(std::is_same_v<decltype(&mega_test::use_everything),
+                       void (*)(mega_test::archetype::Communicator&)>);
   struct Plain {
     int a;
   };
@@ -26,4 +26,5 @@ struct NoLoss : mega::DefaultPlan {
 };
 }  // namespace
 static_assert(!mega::names_a_stage<NoStage> && !mega::plan<NoStage>);
-static_assert(!mega::computes_loss<NoLoss::stage, mega::plan_context_t<NoLoss>> && !mega::plan<NoLoss>);
+static_assert(!mega::computes_loss<NoLoss::stage, mega::plan_context_t<NoLoss>> &&
+              !mega::plan<NoLoss>);

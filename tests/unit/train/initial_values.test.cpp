@@ -12,20 +12,25 @@ using mega::Vector;
 namespace {
 std::vector<float> values(const Parameter& p, int position, int degree, std::uint64_t seed = 3) {
   std::vector<float> out(static_cast<std::size_t>(mega::local_size(p, degree)), 99.0F);
-  mega::train::initialise(p, seed, position, degree, Vector<float>(out.data(), static_cast<Index>(out.size())));
+  mega::train::initialise(p, seed, position, degree,
+                          Vector<float>(out.data(), static_cast<Index>(out.size())));
   return out;
 }
 }  // namespace
 
 TEST_CASE("train: a shard holds the numbers of the whole tensor, padding is zero") {
-  const Parameter p{.name = "packed", .shape = {13, 6}, .shard = {0, {8, 5}}, .init = {mega::Init::Kind::normal, 0.02F}};
+  const Parameter p{.name = "packed",
+                    .shape = {13, 6},
+                    .shard = {0, {8, 5}},
+                    .init = {mega::Init::Kind::normal, 0.02F}};
   const std::vector<float> whole = values(p, 0, 1);
   for (int position = 0; position < 2; ++position) {
     const std::vector<float> part = values(p, position, 2);
     std::vector<bool> set(part.size(), false);
     for (const auto& run : mega::shard_runs(p, position, 2)) {
       for (Index i = 0; i < run.count; ++i) {
-        CHECK(part[static_cast<std::size_t>(run.local + i)] == whole[static_cast<std::size_t>(run.global + i)]);
+        CHECK(part[static_cast<std::size_t>(run.local + i)] ==
+              whole[static_cast<std::size_t>(run.global + i)]);
         set[static_cast<std::size_t>(run.local + i)] = true;
       }
     }

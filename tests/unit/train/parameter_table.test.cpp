@@ -14,7 +14,8 @@ using mega::train::Region;
 namespace {
 
 std::vector<std::vector<Parameter>> model() {
-  return {{{.name = "embedding", .shape = {101, 4}, .shard = {0, {101}}}, {.name = "norm", .shape = {4}, .partial_over_tensor = true}},
+  return {{{.name = "embedding", .shape = {101, 4}, .shard = {0, {101}}},
+           {.name = "norm", .shape = {4}, .partial_over_tensor = true}},
           {{.name = "a", .shape = {6, 3}, .shard = {0, {6}}}, {.name = "b", .shape = {5}}},
           {{.name = "head", .shape = {101, 4}, .shard = {0, {101}}, .tied_to = "embedding"}}};
 }
@@ -26,7 +27,8 @@ TEST_CASE("train: every tensor has a place of its own, partial ones first, piece
   for (const int tensor : {1, 2}) {
     for (const int data : {1, 2, 3}) {
       const std::vector<int> own{0, 1};
-      const ParameterTable table(stages, own, {.tensor = 0, .tensor_degree = tensor, .data = 0, .data_degree = data});
+      const ParameterTable table(
+          stages, own, {.tensor = 0, .tensor_degree = tensor, .data = 0, .data_degree = data});
       std::vector<int> used(static_cast<std::size_t>(table.gradient_size()), 0);
       for (const auto& e : table.entries()) {
         CHECK(e.gradient == e.value);
@@ -55,7 +57,8 @@ TEST_CASE("train: every tensor has a place of its own, partial ones first, piece
   }
 }
 
-TEST_CASE("train: a tied parameter shares values with an owner on its rank and never its accumulator") {
+TEST_CASE(
+    "train: a tied parameter shares values with an owner on its rank and never its accumulator") {
   const auto stages = model();
   const std::vector<int> both{0, 2}, only_head{2};
   const ParameterTable together(stages, both, {});
@@ -75,7 +78,8 @@ TEST_CASE("train: a tied parameter shares values with an owner on its rank and n
 TEST_CASE("train: replicated tensors count once over the tensor axis") {
   const auto stages = model();
   const std::vector<int> own{0};
-  const ParameterTable second(stages, own, {.tensor = 1, .tensor_degree = 2, .data = 0, .data_degree = 1});
+  const ParameterTable second(stages, own,
+                              {.tensor = 1, .tensor_degree = 2, .data = 0, .data_degree = 1});
   CHECK(second.entries()[0].counted);
   CHECK(!second.entries()[1].counted);
 }
@@ -90,7 +94,10 @@ TEST_CASE("train: names used twice and broken ties are refused by name") {
     }
     return "accepted";
   };
-  CHECK(refusal({{{.name = "x", .shape = {1}}}, {{.name = "x", .shape = {1}}}}).find("'x'") != std::string::npos);
-  CHECK(refusal({{{.name = "x", .shape = {1}, .tied_to = "y"}}}).find("'y', which no stage declares") != std::string::npos);
-  CHECK(refusal({{{.name = "x", .shape = {1}}}, {{.name = "z", .shape = {2}, .tied_to = "x"}}}).find("another shape") != std::string::npos);
+  CHECK(refusal({{{.name = "x", .shape = {1}}}, {{.name = "x", .shape = {1}}}}).find("'x'") !=
+        std::string::npos);
+  CHECK(refusal({{{.name = "x", .shape = {1}, .tied_to = "y"}}})
+            .find("'y', which no stage declares") != std::string::npos);
+  CHECK(refusal({{{.name = "x", .shape = {1}}}, {{.name = "z", .shape = {2}, .tied_to = "x"}}})
+            .find("another shape") != std::string::npos);
 }
