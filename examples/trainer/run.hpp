@@ -153,6 +153,7 @@ class TrainingRun {
       console_.say(mega::sentence("exported to ", c.export_dir));
     }
     if (c.sample_tokens > 0) sample();
+    suggest();
   }
 
  private:
@@ -236,6 +237,19 @@ class TrainingRun {
     const std::string path = mega::ckpt::save_checkpoint(trainer_, c.save_dir, state, c.keep);
     saved_at_ = trainer_.steps_done();
     console_.say(mega::sentence("checkpoint of step ", saved_at_, " is durable in ", path));
+  }
+
+  /// What to try next.
+  void suggest() {
+    const Config& c = job_.config;
+    std::string text =
+        "next: --data FILE trains on your own text; --dry-run with other --tp, --pp, --dp shows "
+        "what they need";
+    if (!c.save_dir.empty()) {
+      text += mega::sentence("; --load ", c.save_dir, " --train-iters ", 2 * job_.steps,
+                             " goes on from here, at any layout");
+    }
+    console_.say(text);
   }
 
   void sample() {
