@@ -58,8 +58,8 @@ class View {
   }
   [[nodiscard]] MEGA_HD constexpr Index cols() const noexcept { return extent_[R - 1]; }
 
-  template <class... I>
-  requires(sizeof...(I) == R) [[nodiscard]] MEGA_HD constexpr T& operator()(
+  template <class... At>
+  requires(sizeof...(At) == R) [[nodiscard]] MEGA_HD constexpr T& operator()(
       At... position) const noexcept {
     const Index at[R] = {static_cast<Index>(position)...};
     Index offset = at[0];
