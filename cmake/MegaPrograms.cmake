@@ -18,7 +18,8 @@ if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
       # g++ 12 raises these in its own standard headers once it inlines; they stay warnings.
       list(APPEND host_flags -Wno-error=array-bounds -Wno-error=maybe-uninitialized
-           -Wno-error=restrict -Wno-error=stringop-overflow -Wno-error=stringop-overread)
+           -Wno-error=restrict -Wno-error=stringop-overflow -Wno-error=stringop-overread
+           -Wno-error=free-nonheap-object)
     endif()
   endif()
   if(MEGA_NATIVE)
