@@ -43,6 +43,18 @@ inline void stop_on_signals() {
   sigaction(SIGINT, &action, nullptr);
 }
 
+/// Bytes of a model that may have learnt little, safe to print: what is no UTF-8 becomes the
+/// replacement character, control characters but line breaks and tabs become question marks.
+[[nodiscard]] inline std::string printable_text(const std::string& bytes) {
+  using nlohmann::json;
+  const std::string valid = json(bytes).dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string text = json::parse(valid).get<std::string>();
+  for (char& c : text) {
+    if ((static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f) c = '?';
+  }
+  return text;
+}
+
 /// The text of a run, opened once a process.
 struct Corpus {
   mega::data::ByteTokenSource tokens;
@@ -263,7 +275,7 @@ class TrainingRun {
                                       StageFactory<Spec>{job_, one});
     std::string text = c.prompt;
     for (const std::int32_t token : tokens) text += token < 256 ? static_cast<char>(token) : '\n';
-    console_.say("sampled continuation:\n" + text);
+    console_.say("sampled continuation:\n" + printable_text(text));
   }
 
   const Job& job_;

@@ -20,7 +20,7 @@ SMALL = ["--num-layers=4", "--hidden-size=32", "--num-attention-heads=4", "--seq
 
 
 def run(program, *arguments, timeout=120, env=None):
-    return subprocess.run([str(BIN / program), *map(str, arguments)], capture_output=True, text=True, timeout=timeout,
+    return subprocess.run([str(BIN / program), *map(str, arguments)], capture_output=True, text=True, errors="replace", timeout=timeout,
                           env=env, stdin=subprocess.DEVNULL)
 
 
