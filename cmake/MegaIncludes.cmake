@@ -9,7 +9,7 @@ set(MEGA_PROVIDERS
     "^cblas\\.h$" blas
     "^mpi\\.h$" mpi
     "^range/v3/" ranges
-    "^(cuda_runtime|cuda_runtime_api|cuda)\\.h$" cuda
+    "^(cuda_runtime|cuda_runtime_api|cuda|cublas_v2)\\.h$" cuda
     "^CLI/" cli
     "^benchmark/" benchmark
     "^zlib\\.h$" zlib)

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 # Headers that need a package, or are too heavy for everyone: included by name, never by mega.hpp.
-OPT_IN = ("nn/blas.hpp", "comm/mpi.hpp", "comm/nccl.hpp", "data/jsonl.hpp", "ckpt/", "ranges/",
-          "scope/server.hpp", "cuda/")
+OPT_IN = ("nn/blas.hpp", "nn/cublas.hpp", "comm/mpi.hpp", "comm/nccl.hpp", "data/jsonl.hpp",
+          "ckpt/", "ranges/", "scope/server.hpp", "cuda/")
 
 # Where modules meet: these may include every module; all others keep to core/ and concepts.hpp.
 MEETING_PLACES = ("train", "ranges")
@@ -110,8 +110,9 @@ def check_outside(name, module, target, short, report):
     if VENDOR.match(target):
         file = name.split("/")[-1]
         if not (module == "cuda" or file.startswith("cuda_") or name.endswith(".cuh")
-                or name == "comm/nccl.hpp"):
-            report("vendor", f"<{target}> belongs in cuda/, cuda_*.hpp, comm/nccl.hpp or a .cuh")
+                or name in ("comm/nccl.hpp", "nn/cublas.hpp")):
+            report("vendor", f"<{target}> belongs in cuda/, cuda_*.hpp, comm/nccl.hpp, "
+                             "nn/cublas.hpp or a .cuh")
     elif DEVICE_ALGORITHMS.match(target):
         if not name.endswith(".cuh"):
             report("vendor", f"<{target}> belongs in a .cuh")

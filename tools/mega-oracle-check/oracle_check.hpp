@@ -1,5 +1,5 @@
-/// @file  Compares a Transformer, in any layout, with values that Hugging Face transformers
-/// computed: logits, loss, gradients, and the losses of twelve AdamW steps.
+/// @file  Compares a Transformer, in any layout and on any device, with values that Hugging Face
+/// transformers computed: logits, loss, gradients, and the losses of twelve AdamW steps.
 #pragma once
 #include <mega/ckpt/hugging_face.hpp>
 #include <mega/mega.hpp>
@@ -18,6 +18,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace oracle {
@@ -204,81 +205,149 @@ inline void compare_gradients(Report& report, const Gathered& got, const Model& 
   }
 }
 
+/// One layout against one oracle directory: made once, run by every rank, then asked.
+class Comparison {
+ public:
+  Comparison(const std::string& directory, const Layout& layout)
+      : directory_(directory),
+        expected_(directory),
+        model_(directory),
+        layers_(mega::dpp::split_layers(model_.config().layers, layout.pipeline * layout.chunks)),
+        logits_(expected_.logits.size(), std::numeric_limits<float>::quiet_NaN()) {
+    mega::expects(expected_.samples % layout.data == 0, mega::ErrorCode::usage, [&] {
+      return mega::sentence(expected_.samples, " samples do not divide over dp ", layout.data);
+    });
+    const auto own_samples = static_cast<int>(expected_.samples) / layout.data;
+    const int microbatches = layout.pipeline * layout.chunks > 1 ? own_samples : 1;
+    run_ = {.micro_batch = own_samples / microbatches,
+            .sequence = expected_.sequence,
+            .sequence_parallel = layout.sequence_parallel,
+            .recompute = layout.recompute,
+            // Two blocks of each sample, the second shorter.
+            .loss_rows = 48};
+    options_ = {.mesh = {.tensor = layout.tensor, .data = layout.data, .pipeline = layout.pipeline},
+                .chunks = layout.chunks,
+                .microbatches = microbatches,
+                .shard_optimizer = layout.zero1,
+                .clip_norm = 1.0,
+                .adamw = {.beta1 = 0.9F, .beta2 = 0.95F, .epsilon = 1e-8F, .weight_decay = 0.1F}};
+  }
+
+  [[nodiscard]] int ranks() const { return options_.mesh.size(); }
+  [[nodiscard]] const Model& model() const { return model_; }
+
+  /// What rank world.rank() does, on the device of the plan. Its stage is a Transformer.
+  template <class Plan>
+  void run_rank(typename Plan::communicator& world) {
+    typename Plan::device device;
+    mega::Trainer<Plan> trainer(
+        world, options_,
+        [&](mega::StagePosition at, auto& groups) {
+          return typename Plan::stage(model_.config(), run_, at, layers_.of_stage(at.stage),
+                                      groups.tensor);
+        },
+        device);
+    const auto position = trainer.parameters().table().position();
+    load(trainer);
+    const Batch batch(expected_, position.data, options_.mesh.data, options_.microbatches);
+    const auto memory =
+        device.allocate(static_cast<std::size_t>(run_.rows() * expected_.vocab) * sizeof(float));
+    const mega::Matrix<float> own(reinterpret_cast<float*>(memory.data()), run_.rows(),
+                                  expected_.vocab);
+    const auto evaluated = trainer.evaluate(batch, [&](auto& stage, auto& ctx, auto out) {
+      stage.logits(ctx, out, own);
+      if (position.tensor != 0) return;
+      float* const to = logits_.data() + ctx.first_sample * expected_.sequence * expected_.vocab;
+      download(ctx.stream, mega::Matrix<float>(to, run_.rows(), expected_.vocab),
+               mega::Matrix<const float>(own));
+    });
+    std::vector<double> losses;
+    for (std::size_t i = 0; i < expected_.adamw_losses.size(); ++i) {
+      losses.push_back(trainer.step(batch, 1e-3).loss);
+      // Those of the first step are at the given weights; clipping does not touch them.
+      if (i == 0) gather_gradients(trainer);
+    }
+    if (world.rank() != 0) return;
+    loss_ = evaluated.loss;
+    losses_ = std::move(losses);
+  }
+
+  /// Once all ranks are through.
+  [[nodiscard]] Report report() const {
+    Report out;
+    out.logits_max_abs = max_abs(logits_, expected_.logits);
+    out.loss_rel = relative(loss_, expected_.loss);
+    for (std::size_t i = 0; i < losses_.size(); ++i)
+      out.adamw_worst_rel =
+          std::max(out.adamw_worst_rel, relative(losses_[i], expected_.adamw_losses[i]));
+    compare_gradients(out, gradients_, Model(directory_, "grads.safetensors"));
+    return out;
+  }
+
+  /// What the ranks computed, for comparing two runs.
+  [[nodiscard]] const std::vector<float>& logits() const { return logits_; }
+  [[nodiscard]] const std::vector<double>& losses() const { return losses_; }
+  [[nodiscard]] const std::map<std::string, std::vector<float>>& gradients() const {
+    return gradients_.tensors();
+  }
+
+ private:
+  template <class Trainer>
+  void load(Trainer& trainer) const {
+    const auto& store = trainer.parameters();
+    const auto position = store.table().position();
+    std::vector<float> host;
+    for (const auto& e : store.table().entries()) {
+      if (e.alias) continue;
+      host.assign(static_cast<std::size_t>(e.size), 0.0F);  // padding is in no file
+      const mega::Vector<float> values(host.data(), e.size);
+      model_.load(e.parameter, position.tensor, position.tensor_degree, values);
+      upload(trainer.compute(), store.values(e), mega::Vector<const float>(values));
+      trainer.synchronize();
+    }
+  }
+
+  template <class Trainer>
+  void gather_gradients(Trainer& trainer) {
+    const mega::Vector<float> flat = trainer.parameters().gradients();
+    std::vector<float> host(static_cast<std::size_t>(flat.size()));
+    const mega::Vector<float> to(host.data(), flat.size());
+    download(trainer.compute(), to, mega::Vector<const float>(flat));
+    trainer.synchronize();
+    gradients_.add(trainer, to);
+  }
+
+  std::string directory_;
+  Expected expected_;
+  Model model_;
+  mega::dpp::LayerSplit layers_;
+  mega::nn::TransformerRun run_;
+  mega::TrainerOptions<> options_;
+  Gathered gradients_;
+  std::vector<float> logits_;
+  double loss_ = std::numeric_limits<double>::quiet_NaN();
+  std::vector<double> losses_;
+};
+
+/// Ranks are threads of this process, on the host.
 template <class Spec>
-struct Plan : mega::DefaultPlan {
+struct ThreadPlan : mega::DefaultPlan {
   using stage = mega::nn::Transformer<Spec, mega::ThreadComm>;
   using communicator = mega::ThreadComm;
 };
 
-template <class Spec>
-Report check(const std::string& directory, const Layout& layout) {
-  const Expected expected(directory);
-  const Model model(directory);
-  const int stages = layout.pipeline * layout.chunks;
-  mega::expects(expected.samples % layout.data == 0, mega::ErrorCode::usage, [&] {
-    return mega::sentence(expected.samples, " samples do not divide over dp ", layout.data);
-  });
-  const auto own_samples = static_cast<int>(expected.samples) / layout.data;
-  const int microbatches = stages > 1 ? own_samples : 1;
-  const mega::nn::TransformerRun run{.micro_batch = own_samples / microbatches,
-                                     .sequence = expected.sequence,
-                                     .sequence_parallel = layout.sequence_parallel,
-                                     .recompute = layout.recompute,
-                                     // Two blocks of each sample, the second shorter.
-                                     .loss_rows = 48};
-  const mega::dpp::LayerSplit layers = mega::dpp::split_layers(model.config().layers, stages);
-  const mega::TrainerOptions<> options{
-      .mesh = {.tensor = layout.tensor, .data = layout.data, .pipeline = layout.pipeline},
-      .chunks = layout.chunks,
-      .microbatches = microbatches,
-      .shard_optimizer = layout.zero1,
-      .clip_norm = 1.0,
-      .adamw = {.beta1 = 0.9F, .beta2 = 0.95F, .epsilon = 1e-8F, .weight_decay = 0.1F}};
-
-  Report report;
-  Gathered gradients;
-  std::vector<float> logits(expected.logits.size(), std::numeric_limits<float>::quiet_NaN());
-  mega::run_threads(options.mesh.size(), [&](mega::ThreadComm& world) {
-    mega::Trainer<Plan<Spec>> trainer(world, options, [&](mega::StagePosition at, auto& groups) {
-      return typename Plan<Spec>::stage(model.config(), run, at, layers.of_stage(at.stage),
-                                        groups.tensor);
-    });
-    const auto& store = trainer.parameters();
-    const auto position = store.table().position();
-    for (const auto& e : store.table().entries()) {
-      if (!e.alias)
-        model.load(e.parameter, position.tensor, position.tensor_degree, store.values(e));
-    }
-    const Batch batch(expected, position.data, layout.data, microbatches);
-    std::vector<float> own(static_cast<std::size_t>(run.rows() * expected.vocab));
-    const auto evaluated = trainer.evaluate(batch, [&](auto& stage, auto& ctx, auto out) {
-      stage.logits(ctx, out, mega::Matrix<float>(own.data(), run.rows(), expected.vocab));
-      if (position.tensor != 0) return;
-      std::copy(own.begin(), own.end(),
-                logits.begin() + ctx.first_sample * expected.sequence * expected.vocab);
-    });
-    double worst = 0;
-    for (std::size_t i = 0; i < expected.adamw_losses.size(); ++i) {
-      const auto step = trainer.step(batch, 1e-3);
-      worst = std::max(worst, relative(step.loss, expected.adamw_losses[i]));
-      // Those of the first step are at the given weights; clipping does not touch them.
-      if (i == 0) gradients.add(trainer, store.gradients());
-    }
-    if (world.rank() == 0) {
-      report.loss_rel = relative(evaluated.loss, expected.loss);
-      report.adamw_worst_rel = worst;
-    }
-  });
-  report.logits_max_abs = max_abs(logits, expected.logits);
-  compare_gradients(report, gradients, Model(directory, "grads.safetensors"));
-  return report;
-}
-
 /// The family stands in config.json.
 inline Report check(const std::string& directory, const Layout& layout) {
-  return Model(directory).family() == mega::ckpt::HuggingFaceFamily::gpt2
-             ? check<mega::nn::Gpt3>(directory, layout)
-             : check<mega::nn::Llama3>(directory, layout);
+  Comparison comparison(directory, layout);
+  const bool gpt = comparison.model().family() == mega::ckpt::HuggingFaceFamily::gpt2;
+  mega::run_threads(comparison.ranks(), [&](mega::ThreadComm& world) {
+    if (gpt) {
+      comparison.run_rank<ThreadPlan<mega::nn::Gpt3>>(world);
+    } else {
+      comparison.run_rank<ThreadPlan<mega::nn::Llama3>>(world);
+    }
+  });
+  return comparison.report();
 }
 
 }  // namespace oracle

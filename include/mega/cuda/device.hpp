@@ -1,0 +1,51 @@
+/// @file  Cuda: the device policy of one NVIDIA GPU.
+#pragma once
+#include <mega/core/device.hpp>
+#include <mega/core/error.hpp>
+#include <mega/cuda/check.hpp>
+#include <mega/cuda/event.hpp>
+#include <mega/cuda/memory.hpp>
+#include <mega/cuda/stream.hpp>
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <string_view>
+
+namespace mega::inline v0::cuda {
+
+/// GPU `ordinal` of this process. The constructor makes it the current device of the calling
+/// thread; what the device makes is used by threads whose current device it is.
+/// @throws  Error(device) where there is no such GPU
+class Device {
+ public:
+  static constexpr std::string_view name = "cuda";
+  using stream_type = Stream;
+  using memory_type = Memory;
+
+  explicit Device(int ordinal = 0) : ordinal_(ordinal) {
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    expects(ordinal >= 0 && ordinal < count, ErrorCode::device, [&] {
+      return sentence("there is no GPU ", ordinal, "; this process sees ", count,
+                      ", counted from 0");
+    });
+    check(cudaSetDevice(ordinal), "cudaSetDevice");
+  }
+
+  [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
+  [[nodiscard]] Stream make_stream(const char*) const { return {}; }
+  [[nodiscard]] Event make_event() const { return {}; }
+  [[nodiscard]] Memory allocate(std::size_t bytes) const { return Memory(bytes); }
+
+ private:
+  int ordinal_;
+};
+
+static_assert(device_policy<Device>);
+
+}  // namespace mega::inline v0::cuda
+
+namespace mega::inline v0 {
+using Cuda = cuda::Device;
+}

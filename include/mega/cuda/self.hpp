@@ -1,0 +1,153 @@
+/// @file  The communicator of a single rank on a GPU. Collectives are copies or nothing, channels
+/// are copies in device memory ordered by events.
+#pragma once
+#include <mega/comm/concepts.hpp>
+#include <mega/core/error.hpp>
+#include <mega/core/view.hpp>
+#include <mega/cuda/event.hpp>
+#include <mega/cuda/memory.hpp>
+#include <mega/cuda/stream.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace mega::inline v0::cuda {
+
+namespace detail {
+
+/// Slots in the order in which they were posted. Slot n has the events n % size, made when more are
+/// under way than ever before, then used again.
+class LocalChannel {
+ public:
+  explicit LocalChannel(std::uint32_t id) : id_(id) {}
+
+  void post(Stream& stream, Vector<std::byte> slot) {
+    if (posted_ - completed_ == ring_.size()) grow();
+    Slot& at = ring_[posted_++ % ring_.size()];
+    at.memory = slot;
+    stream.record(at.free);
+  }
+  void send(Stream& stream, Vector<const std::byte> message) {
+    expects(sent_ < posted_, ErrorCode::logic, [&] {
+      return sentence("channel ", id_, ": message ", sent_ + 1, " has no slot, ", posted_,
+                      " were posted, and one rank has nobody to wait for");
+    });
+    Slot& at = ring_[sent_++ % ring_.size()];
+    stream.wait(at.free);
+    cuda::copy(stream, at.memory, message);
+    stream.record(at.filled);
+  }
+  void complete(Stream& stream) {
+    expects(completed_ < sent_, ErrorCode::logic, [&] {
+      return sentence("channel ", id_, ": message ", completed_ + 1, " was not sent, ", sent_,
+                      " were, and one rank has nobody to wait for");
+    });
+    stream.wait(ring_[completed_++ % ring_.size()].filled);
+  }
+
+ private:
+  struct Slot {
+    Vector<std::byte> memory;
+    Event free, filled;
+  };
+
+  /// Slots under way keep their events and get places that fit the new size.
+  void grow() {
+    std::vector<Slot> larger(2 * ring_.size() + 2);
+    for (std::uint64_t n = completed_; n < posted_; ++n)
+      larger[n % larger.size()] = std::move(ring_[n % ring_.size()]);
+    ring_ = std::move(larger);
+  }
+
+  std::uint32_t id_;
+  std::vector<Slot> ring_;
+  std::uint64_t posted_ = 0, sent_ = 0, completed_ = 0;
+};
+
+}  // namespace detail
+
+class LocalSender {
+ public:
+  explicit LocalSender(std::shared_ptr<detail::LocalChannel> channel)
+      : channel_(std::move(channel)) {}
+  /// @cost  one copy in device memory
+  void send(Stream& stream, Vector<const std::byte> message) { channel_->send(stream, message); }
+
+ private:
+  std::shared_ptr<detail::LocalChannel> channel_;
+};
+
+class LocalReceiver {
+ public:
+  explicit LocalReceiver(std::shared_ptr<detail::LocalChannel> channel)
+      : channel_(std::move(channel)) {}
+  void post(Stream& stream, Vector<std::byte> slot) { channel_->post(stream, slot); }
+  void complete(Stream& stream) { channel_->complete(stream); }
+
+ private:
+  std::shared_ptr<detail::LocalChannel> channel_;
+};
+
+/// One rank. A send needs a slot that was posted before, a completion a message that was sent
+/// before; else they throw Error(logic), since no other rank could bring it.
+class SelfComm {
+ public:
+  using sender = LocalSender;
+  using receiver = LocalReceiver;
+
+  [[nodiscard]] int rank() const noexcept { return 0; }
+  [[nodiscard]] int size() const noexcept { return 1; }
+  [[nodiscard]] SelfComm split(int /*color*/, int /*key*/) const { return {}; }
+
+  void barrier(Stream&) const noexcept {}
+
+  template <comm::element T>
+  void all_reduce(Stream&, Vector<T>, comm::Reduce) const noexcept {}
+
+  template <comm::element T>
+  void reduce_scatter(Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in,
+                      comm::Reduce) const {
+    if (out.data() != in.data()) cuda::copy(stream, out, in);
+  }
+  template <comm::element T>
+  void all_gather(Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in) const {
+    if (out.data() != in.data()) cuda::copy(stream, out, in);
+  }
+  template <comm::element T>
+  void broadcast(Stream&, Vector<T>, int root) const {
+    expect_self(root);
+  }
+  template <comm::element T>
+  void all_to_all(Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in) const {
+    cuda::copy(stream, out, in);
+  }
+
+  [[nodiscard]] sender open_sender(int peer, std::uint32_t id) { return sender(open(peer, id)); }
+  [[nodiscard]] receiver open_receiver(int peer, std::uint32_t id) {
+    return receiver(open(peer, id));
+  }
+
+ private:
+  static void expect_self(int rank) {
+    expects(rank == 0, ErrorCode::logic,
+            [&] { return sentence("rank ", rank, " is not in a communicator of one rank, 0"); });
+  }
+  std::shared_ptr<detail::LocalChannel> open(int peer, std::uint32_t id) {
+    expect_self(peer);
+    std::weak_ptr<detail::LocalChannel>& known = channels_[id];
+    auto channel = known.lock();
+    if (!channel) known = channel = std::make_shared<detail::LocalChannel>(id);
+    return channel;
+  }
+
+  std::map<std::uint32_t, std::weak_ptr<detail::LocalChannel>> channels_;
+};
+
+static_assert(comm::communicator<SelfComm, Stream>);
+
+}  // namespace mega::inline v0::cuda

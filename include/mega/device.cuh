@@ -1,0 +1,19 @@
+/// @file  The umbrella of a GPU's side: what a .cu file includes beside mega.hpp to train on Cuda.
+#pragma once
+#include <mega/cuda/check.hpp>
+#include <mega/cuda/device.hpp>
+#include <mega/cuda/event.hpp>
+#include <mega/cuda/launch.cuh>
+#include <mega/cuda/memory.hpp>
+#include <mega/cuda/reduce.cuh>
+#include <mega/cuda/self.hpp>
+#include <mega/cuda/stream.hpp>
+#include <mega/nn/attention.cuh>
+#include <mega/nn/copy_columns.cuh>
+#include <mega/nn/cross_entropy.cuh>
+#include <mega/nn/elementwise.cuh>
+#include <mega/nn/embedding.cuh>
+#include <mega/nn/loss_sum.cuh>
+#include <mega/nn/norm.cuh>
+#include <mega/nn/rope.cuh>
+#include <mega/optim/adamw.cuh>

@@ -1,0 +1,193 @@
+// Training on the GPU against training on the host: the same plan, dropout on, several
+// micro-batches, sequences longer than a tile of attention.
+#include <mega/device.cuh>
+#include <mega/mega.hpp>
+#include <mega/nn/cublas.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+using mega::Index;
+using mega::Matrix;
+using mega::Vector;
+
+template <class Spec>
+struct HostPlan : mega::DefaultPlan {
+  using stage = mega::nn::Transformer<Spec, mega::SelfComm>;
+};
+
+template <class Spec>
+struct GpuPlan : mega::DefaultPlan {
+  using device = mega::Cuda;
+  using communicator = mega::cuda::SelfComm;
+  using stage = mega::nn::Transformer<Spec, communicator, mega::nn::CublasProduct>;
+};
+
+constexpr int batches = 3;
+
+mega::nn::TransformerConfig config(bool gpt) {
+  mega::nn::TransformerConfig c;
+  c.layers = 2;
+  c.hidden = 96;
+  c.heads = 6;
+  c.kv_heads = gpt ? 6 : 2;
+  c.head_dim = 16;
+  c.ffn = 200;
+  c.vocab = 1003;
+  c.max_positions = 150;
+  c.dropout = {0.1F, 0.1F, 0.1F};
+  c.tied_head = gpt;
+  return c;
+}
+
+const mega::nn::TransformerRun run{.micro_batch = 2, .sequence = 133, .loss_rows = 100};
+
+class Batch {
+ public:
+  Batch() {
+    const mega::RandomKey key{9, 0, 0, mega::RandomUse::test};
+    for (Index i = 0; i < batches * run.rows(); ++i) {
+      tokens_.push_back(static_cast<std::int32_t>(key.bits(i) % 1003));
+      // Some targets do not count.
+      targets_.push_back(i % 7 == 0 ? -1 : static_cast<std::int32_t>(key.bits(i + 1) % 1003));
+      valid_ += i % 7 == 0 ? 0 : 1;
+    }
+  }
+  [[nodiscard]] int microbatches() const { return batches; }
+  [[nodiscard]] Matrix<const std::int32_t> input(int mb) const { return at(tokens_, mb); }
+  [[nodiscard]] Matrix<const std::int32_t> target(int mb) const { return at(targets_, mb); }
+  [[nodiscard]] Index first_sample(int mb) const { return mb * run.micro_batch; }
+  [[nodiscard]] std::int64_t valid_targets() const { return valid_; }
+
+ private:
+  static Matrix<const std::int32_t> at(const std::vector<std::int32_t>& all, int mb) {
+    return {all.data() + mb * run.rows(), run.micro_batch, run.sequence};
+  }
+  std::vector<std::int32_t> tokens_, targets_;
+  std::int64_t valid_ = 0;
+};
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  std::map<std::string, std::vector<float>> gradients;  // of the first step
+};
+
+template <class Plan>
+Outcome train(bool gpt) {
+  typename Plan::communicator world;
+  mega::TrainerOptions<> options{.microbatches = batches, .seed = 77};
+  mega::Trainer<Plan> trainer(world, options, [&](mega::StagePosition at, auto& groups) {
+    return typename Plan::stage(config(gpt), run, at, mega::dpp::split_layers(2, 1).of_stage(0),
+                                groups.tensor);
+  });
+  const Batch batch;
+  Outcome out;
+  for (int step = 0; step < 4; ++step) {
+    const auto result = trainer.step(batch, 1e-3);
+    out.losses.push_back(result.loss);
+    out.norms.push_back(result.gradient_norm);
+    if (step > 0) continue;
+    const auto& store = trainer.parameters();
+    for (const auto& e : store.table().entries()) {
+      if (e.alias) continue;
+      auto& host = out.gradients[e.parameter.name];
+      host.resize(static_cast<std::size_t>(e.size));
+      download(trainer.compute(), Vector<float>(host.data(), e.size),
+               Vector<const float>(store.gradients(e)));
+      trainer.synchronize();
+    }
+  }
+  return out;
+}
+
+template <class Spec>
+void compare() {
+  constexpr bool gpt = std::is_same_v<Spec, mega::nn::Gpt3>;
+  const Outcome host = train<HostPlan<Spec>>(gpt), gpu = train<GpuPlan<Spec>>(gpt);
+  double worst = 0;
+  std::string name;
+  REQUIRE(host.gradients.size() == gpu.gradients.size());
+  for (const auto& [tensor, expected] : host.gradients) {
+    const std::vector<float>& got = gpu.gradients.at(tensor);
+    double difference = 0, norm = 0;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const double d = static_cast<double>(got[i]) - static_cast<double>(expected[i]);
+      difference += d * d;
+      norm += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
+    }
+    const double error = std::sqrt(difference / norm);
+    CAPTURE(tensor);
+    CHECK(error <= 1e-5);
+    if (error > worst) {
+      worst = error;
+      name = tensor;
+    }
+  }
+  double loss = 0, gradient_norm = 0;
+  for (std::size_t i = 0; i < host.losses.size(); ++i) {
+    loss = std::fmax(loss, std::abs(gpu.losses[i] / host.losses[i] - 1));
+    gradient_norm = std::fmax(gradient_norm, std::abs(gpu.norms[i] / host.norms[i] - 1));
+  }
+  std::printf("%s against the host: gradients %.1e (%s), losses %.1e, norms %.1e\n",
+              std::string(Spec::name).c_str(), worst, name.c_str(), loss, gradient_norm);
+  // Rounding of fp32; AdamW turns it into steps of up to the learning rate where a gradient is
+  // nothing but rounding.
+  CHECK(loss <= 1e-5);
+  CHECK(gradient_norm <= 1e-4);
+  CHECK(gpu.losses.back() < gpu.losses.front());
+}
+
+/// Free memory of the device, with what the stream-ordered allocator holds ready counted as free.
+std::size_t free_memory() {
+  std::size_t free = 0, total = 0, reserved = 0, used = 0;
+  mega::cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  cudaMemPool_t pool{};
+  mega::cuda::check(cudaDeviceGetDefaultMemPool(&pool, 0), "cudaDeviceGetDefaultMemPool");
+  mega::cuda::check(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved),
+                    "cudaMemPoolGetAttribute");
+  mega::cuda::check(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used),
+                    "cudaMemPoolGetAttribute");
+  return free + reserved - used;
+}
+
+}  // namespace
+
+TEST_CASE("gpu trainer: memory is taken by the first step at the latest, and given back") {
+  using Plan = GpuPlan<mega::nn::Llama3>;
+  mega::Cuda device;
+  { mega::cuda::Stream first; }  // the context itself
+  const std::size_t at_start = free_memory();
+  {
+    mega::cuda::SelfComm world;
+    mega::Trainer<Plan> trainer(
+        world, {.microbatches = batches}, [&](mega::StagePosition at, auto& groups) {
+          return Plan::stage(config(false), run, at, mega::dpp::split_layers(2, 1).of_stage(0),
+                             groups.tensor);
+        });
+    const Batch batch;
+    trainer.step(batch, 1e-3);
+    const std::size_t after_one = free_memory();
+    CHECK(after_one + trainer.device_bytes() <= at_start);
+    for (int i = 0; i < 3; ++i) trainer.step(batch, 1e-3);
+    CHECK(free_memory() == after_one);
+  }
+  // Modules that CUDA loads at their first launch stay: less than the trainer took.
+  CHECK(at_start - free_memory() < (std::size_t{256} << 20));
+}
+
+TEST_CASE("gpu trainer: GPT-3 with dropout trains as on the host") {
+  compare<mega::nn::Gpt3>();
+}
+TEST_CASE("gpu trainer: Llama-3 with dropout trains as on the host") {
+  compare<mega::nn::Llama3>();
+}
