@@ -5,7 +5,6 @@
 #include <mega/core/error.hpp>
 #include <mega/core/view.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -87,8 +86,9 @@ struct ShardRun {
     Index global_part = 0, local_part = 0;
     for (const Index part : p.shard.parts) {
       const Index piece = (part + degree - 1) / degree;
-      const Index begin = std::min(part, piece * position);
-      const Index count = std::min(part, piece * (position + 1)) - begin;
+      const Index begin = piece * position < part ? piece * position : part;
+      const Index end = piece * (position + 1) < part ? piece * (position + 1) : part;
+      const Index count = end - begin;
       const ShardRun run{(o * p.shape[dim] + global_part + begin) * inner,
                          (o * local_extent + local_part) * inner, count * inner};
       if (!runs.empty() && runs.back().global + runs.back().count == run.global &&
