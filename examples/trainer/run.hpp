@@ -109,9 +109,15 @@ template <class Spec>
   for (const mega::Parameter& p : make(mega::StagePosition{0, 1}, alone).parameters())
     model += p.tied_to.empty() ? p.size() : 0;
   out += mega::sentence(model, " parameters in the model\n");
+  // Ranks at one place of the pipeline hold pieces of equal size, so they share a plan.
+  std::vector<mega::train::MemoryPlan> plans;
+  for (int p = 0; p < job.options.mesh.pipeline; ++p) {
+    plans.push_back(mega::train::plan_memory<mega::dpp::LoopPlacement>(
+        job.options, job.options.mesh.moved(0, mega::Axis::pipeline, p), make));
+  }
   for (int rank = 0; rank < job.world(); ++rank) {
-    const mega::train::MemoryPlan plan =
-        mega::train::plan_memory<mega::dpp::LoopPlacement>(job.options, rank, make);
+    const mega::train::MemoryPlan& plan =
+        plans[static_cast<std::size_t>(job.options.mesh.coordinates(rank)[mega::Axis::pipeline])];
     out += mega::sentence("rank ", rank, ": stages");
     for (const int stage : plan.stages) out += mega::sentence(' ', stage);
     out += mega::sentence(", ", plan.elements, " parameters, ", readable_bytes(plan.total()),

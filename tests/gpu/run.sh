@@ -2,13 +2,15 @@
 # Builds the GPU tests with nvcc alone and runs them: for a machine with an NVIDIA GPU and the CUDA
 # toolkit, but without CMake or packages.
 #
-#   MEGA_DEPS=FOLDER tests/gpu/run.sh
+#   MEGA_DEPS=FOLDER tests/gpu/run.sh [TESTS]
 #
+#   TESTS            folder of the tests, default tests/gpu; tests/gpu2 needs two GPUs and NCCL
 #   MEGA_DEPS        where Debian's doctest-dev, nlohmann-json3-dev and libxxhash-dev are unpacked
 #                    (dpkg -x); default: none, they are installed
 #   MEGA_ARCH        architecture to build for, default sm_90
 #   MEGA_SANITIZERS  tools of compute-sanitizer that run the tests of the operations and of
 #                    attention; default memcheck, "" for none
+#   MEGA_TIMEOUT     seconds after which a program is killed, default 300
 #   OUT              where the logs go, default the current folder
 # Exit code 0: everything built, and every test passed.
 set -uo pipefail
@@ -18,29 +20,39 @@ build=$(mktemp -d) || exit 2
 trap 'rm -rf "$build"' EXIT
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 arch=${MEGA_ARCH:-sm_90}
+tests=${1:-tests/gpu}
 sanitizers=${MEGA_SANITIZERS-memcheck}
 log=$out/gpu_tests.log
 : >"$log"
 
 flags=(-std=c++20 -O2 -arch="$arch" -I include -I .)
 [[ -n ${MEGA_DEPS:-} ]] && flags+=(-I "$MEGA_DEPS/usr/include")
-libraries=(-lcublas)
-# A toolkit without cuBLAS beside a Python package that has it.
-if [[ ! -e $(dirname "$nvcc")/../include/cublas_v2.h && ! -e /usr/include/cublas_v2.h ]]; then
-  wheel=$(python3 -c 'import nvidia, os
+libraries=()
+# with_library NAME HEADER: links a library of the toolkit, or else that of a Python package.
+with_library() {
+  local name=$1 header=$2 wheel library
+  libraries+=("-l$name")
+  [[ -e $(dirname "$nvcc")/../include/$header || -e /usr/include/$header ]] && return
+  wheel=$(python3 -c 'import nvidia, os, sys
 for at in nvidia.__path__:
     for folder, _, files in os.walk(at):
-        if "cublas_v2.h" in files: print(os.path.dirname(folder))' 2>/dev/null | head -1)
+        if sys.argv[1] in files: print(os.path.dirname(folder))' "$header" 2>/dev/null | head -1)
   flags+=(-I "$wheel/include")
-  libraries=(-L "$build" -lcublas -Xlinker -rpath="$wheel/lib")
-  for library in "$wheel"/lib/libcublas*.so.*; do
+  libraries+=(-L "$build" -Xlinker -rpath="$wheel/lib")
+  for library in "$wheel/lib/lib$name"*.so.*; do
     ln -sf "$library" "$build/$(basename "${library%.so.*}").so"
   done
+}
+with_library cublas cublas_v2.h
+if [[ $tests == *gpu2* ]]; then
+  with_library nccl nccl.h
+  # A module loaded late may wait for a GPU on which a collective waits for this very rank.
+  export CUDA_MODULE_LOADING=EAGER
 fi
 
 begin=$SECONDS
 declare -A compiling
-for source in tests/support/doctest_main.cpp tests/gpu/*.test.cu; do
+for source in tests/support/doctest_main.cpp "$tests"/*.test.cu; do
   object=$build/$(basename "$source").o
   "$nvcc" "${flags[@]}" -c "$source" -o "$object" >"$object.log" 2>&1 &
   compiling[$source]=$!
@@ -51,7 +63,7 @@ for source in "${!compiling[@]}"; do
   cat "$build/$(basename "$source").o.log" | tee -a "$log"
 done
 programs=()
-for source in tests/gpu/*.test.cu; do
+for source in "$tests"/*.test.cu; do
   name=$(basename "$source" .test.cu)
   programs+=("$name")
   "$nvcc" -arch="$arch" "$build/$name.test.cu.o" "$build/doctest_main.cpp.o" -o "$build/$name" \
@@ -64,7 +76,7 @@ run() {
   local name=$1 start=$SECONDS
   shift
   echo "== $name" | tee -a "$log"
-  "$@" 2>&1 | tee -a "$log" | tail -n 60 || failed=1
+  timeout "${MEGA_TIMEOUT:-300}" "$@" 2>&1 | tee -a "$log" | tail -n 60 || failed=1
   echo "== $name: $((SECONDS - start)) s" | tee -a "$log"
 }
 for name in "${programs[@]}"; do
