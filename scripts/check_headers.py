@@ -31,7 +31,7 @@ REFERENCE = ("array", "memory", "span", "stdexcept", "string", "vector")
 
 # Budgets in reference sources, by pattern. mega.hpp has a second one: a multiple of the standard
 # headers that it pulls in.
-BUDGETS = {r"^mega\.hpp$": 4.0, r"^core/": 1.0}
+BUDGETS = {r"^mega\.hpp$": 4.0, r"^core/": 1.25}
 UMBRELLA_OVER_STANDARD = 2.0
 
 # Lines of one compilation's diagnostics that are worth printing: the first errors cause the rest.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 # Headers that need a package, or are too heavy for everyone: included by name, never by mega.hpp.
 OPT_IN = ("nn/blas.hpp", "nn/cublas.hpp", "comm/mpi.hpp", "comm/nccl.hpp", "data/jsonl.hpp",
-          "ckpt/", "ranges/", "scope/server.hpp", "cuda/")
+          "ckpt/", "ranges/", "scope/server.hpp", "cuda/", "host/host_async.hpp")
 
 # Where modules meet: these may include every module; all others keep to core/ and concepts.hpp.
 MEETING_PLACES = ("train", "ranges")

@@ -1,5 +1,6 @@
 // The same training under other policies: one alias a line, and the losses agree to the last bit.
 #include "../common/gate.hpp"
+#include <mega/host/host_async.hpp>
 #include <mega/mega.hpp>
 
 #include <cstdio>

@@ -1,6 +1,6 @@
 /// @file  The umbrella: every header that needs no extra package. Headers that need one are
-/// included by name: nn/blas.hpp, comm/mpi.hpp, data/jsonl.hpp, ckpt/, ranges/. A .cu adds
-/// mega/device.cuh.
+/// included by name: nn/blas.hpp, comm/mpi.hpp, data/jsonl.hpp, ckpt/, ranges/; so is the device
+/// for tests of stream order, host/host_async.hpp. A .cu adds mega/device.cuh.
 #pragma once
 #include <mega/comm/call.hpp>
 #include <mega/comm/channel.hpp>
@@ -35,7 +35,6 @@
 #include <mega/dpp/traversal.hpp>
 #include <mega/dpp/verifier.hpp>
 #include <mega/host/host.hpp>
-#include <mega/host/host_async.hpp>
 #include <mega/host/memory.hpp>
 #include <mega/host/stream.hpp>
 #include <mega/nn/activation_kind.hpp>
