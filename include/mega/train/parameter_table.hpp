@@ -6,6 +6,7 @@
 #include <mega/core/view.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -72,6 +73,7 @@ class ParameterTable {
                   static_cast<int>(c));
     }
     names_.clear();
+    slots_.clear();
     value_size_ = regions_.empty() ? 0 : regions_.back().end;
     gradient_size_ = value_size_;
     for (TableEntry& entry : entries_) {
@@ -109,9 +111,9 @@ class ParameterTable {
 
   /// On this rank, the entry whose values `tied` shares; null when it lives elsewhere.
   [[nodiscard]] const TableEntry* find_owner(const TableEntry& tied) const noexcept {
+    if (tied.parameter.tied_to.empty()) return nullptr;
     for (const TableEntry& entry : entries_) {
-      if (!tied.parameter.tied_to.empty() && entry.parameter.name == tied.parameter.tied_to)
-        return &entry;
+      if (entry.parameter.name == tied.parameter.tied_to) return &entry;
     }
     return nullptr;
   }
@@ -128,14 +130,19 @@ class ParameterTable {
   }
 
   void number(std::span<const std::vector<Parameter>> by_stage) {
+    std::size_t count = 1;
+    for (const auto& list : by_stage) count += list.size();
+    slots_.assign(std::bit_ceil(2 * count), -1);
     for (const auto& list : by_stage) {
       for (const Parameter& p : list) {
         if (!p.tied_to.empty()) continue;
-        expects(find(p.name) == nullptr, ErrorCode::usage, [&] {
+        int& slot = slots_[slot_of(p.name)];
+        expects(slot < 0, ErrorCode::usage, [&] {
           return sentence("two parameters of the model are named '", p.name,
                           "'; names must be unique");
         });
-        names_.push_back({&p, static_cast<int>(names_.size())});
+        slot = static_cast<int>(names_.size());
+        names_.push_back({&p, slot});
         model_size_ += p.size();
       }
     }
@@ -157,12 +164,19 @@ class ParameterTable {
     parameters_ = static_cast<int>(names_.size());
   }
 
-  /// Linear: a model has some hundred parameters, and the table is made once.
-  [[nodiscard]] const Named* find(std::string_view name) const {
-    for (const Named& known : names_) {
-      if (known.parameter->name == name) return &known;
+  /// The slot of a name in an open-addressed table of indices into names_: its own or a free one.
+  [[nodiscard]] std::size_t slot_of(std::string_view name) const {
+    const std::size_t mask = slots_.size() - 1;
+    std::size_t at = name_hash(name) & mask;
+    while (slots_[at] >= 0 &&
+           names_[static_cast<std::size_t>(slots_[at])].parameter->name != name) {
+      at = (at + 1) & mask;
     }
-    return nullptr;
+    return at;
+  }
+  [[nodiscard]] const Named* find(std::string_view name) const {
+    const int found = slots_[slot_of(name)];
+    return found < 0 ? nullptr : &names_[static_cast<std::size_t>(found)];
   }
 
   void place_chunk(const std::vector<Parameter>& list, int stage, int chunk) {
@@ -195,7 +209,8 @@ class ParameterTable {
   ShardPosition position_;
   std::vector<TableEntry> entries_;
   std::vector<Region> regions_;
-  std::vector<Named> names_;  // only while the table is made
+  std::vector<Named> names_;  // these two only while the table is made
+  std::vector<int> slots_;
   int parameters_ = 0;
   Index value_size_ = 0;
   Index gradient_size_ = 0;
