@@ -5,6 +5,7 @@
 #include <mega/core/error.hpp>
 #include <mega/train/trainer.hpp>
 
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -59,7 +60,7 @@ class Console {
         interval_(config.log_interval),
         terminal_(isatty(STDERR_FILENO) == 1) {
     if (!speaks || config.log_json.empty()) return;
-    json_.reset(std::fopen(config.log_json.c_str(), "w"));
+    json_.reset(std::fopen(config.log_json.c_str(), config.load_dir.empty() ? "w" : "a"));
     mega::expects(json_ != nullptr, mega::ErrorCode::bad_input, [&] {
       return mega::sentence("--log-json: cannot write '", config.log_json,
                             "': ", std::strerror(errno));
@@ -96,15 +97,24 @@ class Console {
     std::fflush(stderr);
   }
 
+  /// Columns of the terminal; 80 where it does not say.
+  [[nodiscard]] static int columns() {
+    winsize size{};
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  }
+
+  /// One line, cut to the terminal's width, since a wrapped one could not be drawn over.
   void draw_bar(const StepReport& r) {
-    constexpr int width = 30;
+    constexpr int width = 20;
     const int filled = r.steps > 0 ? static_cast<int>(width * r.step / r.steps) : width;
     const double left = static_cast<double>(r.steps - r.step) * r.seconds;
-    std::fprintf(stderr,
-                 "\r\033[K[%.*s%*s] %lld/%lld  loss %.4f  norm %.2f  %.0f tok/s  %.0f s left",
-                 filled, "##############################", width - filled, "",
-                 static_cast<long long>(r.step), static_cast<long long>(r.steps), r.result.loss,
-                 r.result.gradient_norm, r.tokens_per_s(), left);
+    char line[256];
+    std::snprintf(line, sizeof line,
+                  "[%.*s%*s] %lld/%lld %.0fs loss %.3f lr %.1e norm %.2f %.0f tok/s %s", filled,
+                  "####################", width - filled, "", static_cast<long long>(r.step),
+                  static_cast<long long>(r.steps), left, r.result.loss, r.learning_rate,
+                  r.result.gradient_norm, r.tokens_per_s(), readable_bytes(r.peak_bytes).c_str());
+    std::fprintf(stderr, "\r\033[K%.*s", columns() - 1, line);
     std::fflush(stderr);
     drawn_ = true;
   }
@@ -128,7 +138,10 @@ class Console {
                  static_cast<long long>(r.step), loss, r.learning_rate, norm,
                  static_cast<long long>(r.tokens), r.tokens_per_s(), r.seconds, r.peak_bytes,
                  r.result.skipped ? "true" : "false");
-    std::fflush(json_.get());
+    mega::expects(std::fflush(json_.get()) == 0, mega::ErrorCode::not_durable, [&] {
+      return mega::sentence("--log-json: step ", r.step,
+                            " could not be written: ", std::strerror(errno));
+    });
   }
 
   LogLevel level_;

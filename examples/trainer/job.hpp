@@ -112,6 +112,10 @@ template <class Spec>
   expects(c.save_interval == 0 || !c.save_dir.empty(), ErrorCode::usage,
           "--save-interval needs --save, the folder to save to");
 
+  const bool wsd = c.decay == mega::optim::Decay::warmup_stable_decay;
+  expects(wsd == (c.wsd_decay_steps > 0), ErrorCode::usage,
+          "--lr-decay-style WSD and --lr-wsd-decay-iters belong together; give both or neither");
+
   const int model_ranks = c.tensor * c.pipeline;
   if (c.data == 0) {
     expects(world % model_ranks == 0, ErrorCode::usage, [&] {
@@ -144,6 +148,10 @@ template <class Spec>
   job.learning_rate = {c.decay,        c.learning_rate, c.min_learning_rate,
                        c.warmup_steps, c.decay_steps,   c.wsd_decay_steps};
   mega::optim::validate(job.learning_rate);
+  expects(c.warmup_steps + c.wsd_decay_steps <= c.decay_steps, ErrorCode::usage, [&] {
+    return sentence("warm-up of ", c.warmup_steps, " and a final descent of ", c.wsd_decay_steps,
+                    " steps do not fit into the ", c.decay_steps, " steps of --lr-decay-iters");
+  });
 
   job.run = {.micro_batch = c.micro_batch,
              .sequence = c.sequence,

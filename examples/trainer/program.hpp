@@ -4,15 +4,21 @@
 #include "config.hpp"
 #include "job.hpp"
 #include "run.hpp"
+#include <mega/ckpt/checkpoint_directory.hpp>
 #include <mega/comm/thread.hpp>
 #include <mega/core/error.hpp>
 #include <mega/nn/blas.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
+#include <new>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 
 namespace trainer {
@@ -59,8 +65,56 @@ struct Inputs {
   }
 };
 
+/// The nearest folder of `path` that exists must be one that can be written.
+inline void expects_writable(const char* option, const std::string& path) {
+  std::filesystem::path at = std::filesystem::absolute(path);
+  std::error_code ignored;
+  while (!std::filesystem::exists(at, ignored) && at.has_relative_path()) at = at.parent_path();
+  mega::expects(std::filesystem::is_directory(at, ignored) && access(at.c_str(), W_OK) == 0,
+                mega::ErrorCode::usage, [&] {
+                  return mega::sentence("--", option, ": '", path, "' cannot be written, because ",
+                                        at.string(), " is no folder that this user may write");
+                });
+}
+
+/// Refuses, before any work is done for it, output that could not be kept or would replace another
+/// run's.
+inline void check_outputs(const Config& c) {
+  if (!c.save_dir.empty()) {
+    expects_writable("save", c.save_dir);
+    std::error_code ignored;
+    const bool same =
+        !c.load_dir.empty() && std::filesystem::equivalent(c.save_dir, c.load_dir, ignored);
+    if (std::filesystem::exists(c.save_dir, ignored) && !same) {
+      const auto latest = mega::ckpt::latest_complete(c.save_dir, mega::ckpt::Verify::sizes);
+      mega::expects(!latest.found.has_value(), mega::ErrorCode::usage, [&] {
+        return mega::sentence("--save: ", c.save_dir,
+                              " holds checkpoints of another run, the last of step ",
+                              latest.found->manifest.step, "; go on from them with --load ",
+                              c.save_dir, ", or save elsewhere");
+      });
+    }
+  }
+  if (!c.export_dir.empty()) {
+    expects_writable("export-hf", c.export_dir);
+    for (const char* file : {"/config.json", "/model.safetensors"}) {
+      std::error_code ignored;
+      mega::expects(!std::filesystem::exists(c.export_dir + file, ignored), mega::ErrorCode::usage,
+                    [&] {
+                      return mega::sentence("--export-hf: ", c.export_dir, file,
+                                            " exists already; export elsewhere");
+                    });
+    }
+  }
+}
+
 /// Prints the sentence of an error and gives the exit code that goes with it.
 inline int report(const char* program, const std::exception& e) {
+  if (dynamic_cast<const std::bad_alloc*>(&e) != nullptr) {
+    std::fprintf(stderr, "%s: out of memory; --dry-run prints what each rank of a layout needs\n",
+                 program);
+    return 3;
+  }
   std::fprintf(stderr, "%s: %s\n", program, e.what());
   const auto* known = dynamic_cast<const mega::Error*>(&e);
   return known != nullptr ? mega::exit_code(known->code()) : 3;
@@ -78,6 +132,7 @@ int main_with_threads(const char* program, int argc, char** argv) {
       std::printf("%s%s", Listing::of(job.config).c_str(), describe_plan<Spec>(job).c_str());
       return 0;
     }
+    check_outputs(job.config);
     const Corpus corpus(job.config);
     const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
     mega::nn::set_blas_threads(config.blas_threads > 0 ? config.blas_threads

@@ -27,6 +27,7 @@ int main_with_mpi(const char* program, int argc, char** argv) {
                           describe_plan<Spec>(inputs.job).c_str());
             return;
           }
+          check_outputs(inputs.job.config);
           const Corpus corpus(inputs.job.config);
           mega::nn::set_blas_threads(config.blas_threads > 0 ? config.blas_threads : 1);
           stop_on_signals();

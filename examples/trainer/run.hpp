@@ -24,6 +24,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -153,6 +154,10 @@ class TrainingRun {
     const Config& c = job_.config;
     start();
     bool stopped = false;
+    if (trainer_.steps_done() >= job_.steps && job_.steps > 0) {
+      console_.say(mega::sentence("nothing to train: ", trainer_.steps_done(),
+                                  " steps are done and --train-iters is ", job_.steps));
+    }
     while (trainer_.steps_done() < job_.steps && !stopped) {
       step();
       const std::int64_t done = trainer_.steps_done();
@@ -188,23 +193,44 @@ class TrainingRun {
             "--seed is ", c.seed, " but the checkpoint was trained with ", loaded.state.seed,
             "; give that one, so that samples and dropout go on where they stopped");
       });
+      const nlohmann::json own = describe_model();
+      for (const auto& [key, value] : own.items()) {
+        const nlohmann::json saved = loaded.state.model.value(key, nlohmann::json());
+        mega::expects(saved == value, mega::ErrorCode::usage, [&] {
+          return mega::sentence("the checkpoint in ", loaded.path, " is of a model with ", key, " ",
+                                saved.dump(), ", not ", value.dump());
+        });
+      }
       consumed_ = loaded.state.consumed_samples;
       saved_at_ = loaded.state.steps_done;
       console_.say(
           mega::sentence("resumed from ", loaded.path, " after step ", loaded.state.steps_done));
     }
     console_.detail(Listing::of(c));
-    console_.say(mega::sentence(Spec::name, " with ", trainer_.parameters().table().model_size(),
-                                " parameters on ", to_string(job_.options.mesh), " = ",
-                                job_.world(), " ranks; ", corpus_.tokens.size(),
-                                " tokens of text, ", windows_.windows(), " samples an epoch"));
+    console_.say(mega::sentence(
+        Spec::name, " with ", trainer_.parameters().table().model_size(), " parameters on ",
+        to_string(job_.options.mesh), " = ", job_.world(), " ranks; ", corpus_.tokens.size(),
+        " tokens of text, ", windows_.windows(), " samples an epoch",
+        corpus_.tokens.empty_documents() > 0
+            ? mega::sentence("; ", corpus_.tokens.empty_documents(), " empty documents passed over")
+            : std::string()));
+  }
+
+  /// What a checkpoint must agree on although no tensor's shape shows it.
+  [[nodiscard]] nlohmann::json describe_model() const {
+    const mega::nn::TransformerConfig& m = job_.model;
+    return {{"family", Spec::name},           {"heads", m.heads},
+            {"kv_heads", m.kv_heads},         {"head_dim", m.head_dim},
+            {"norm_epsilon", m.norm_epsilon}, {"rope_theta", m.rope.theta},
+            {"tied_head", m.tied_head}};
   }
 
   void step() {
     const Config& c = job_.config;
     const auto begin = std::chrono::steady_clock::now();
     batch_.fill(corpus_.tokens, windows_, consumed_, data_rank_, job_.options.mesh.data,
-                job_.options.microbatches, c.micro_batch);
+                job_.options.microbatches, c.micro_batch,
+                c.samples > 0 ? c.samples : std::numeric_limits<Index>::max());
     const double rate = job_.learning_rate.at(trainer_.steps_done());
     StepReport report;
     report.result = trainer_.step(batch_, rate);
@@ -214,7 +240,7 @@ class TrainingRun {
     report.learning_rate = rate;
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    report.tokens = static_cast<std::int64_t>(c.global_batch) * c.sequence;
+    report.tokens = report.result.targets;
     report.peak_bytes = peak_resident_bytes();
     console_.step(report);
     skipped_ = report.result.skipped ? skipped_ + 1 : 0;
@@ -226,6 +252,10 @@ class TrainingRun {
   /// Exact mean over the first windows of the validation split; a last batch is filled up with
   /// targets that do not count.
   void validate() {
+    if (!validation_ && job_.config.valid_fraction > 0) {
+      console_.say(mega::sentence("no validation: its ", corpus_.split.valid.count,
+                                  " tokens hold no sample of ", job_.run.sequence, " + 1"));
+    }
     if (!validation_ || job_.config.eval_steps == 0) return;
     const Index wanted =
         std::min<Index>(validation_->windows(),
@@ -251,7 +281,7 @@ class TrainingRun {
     if (saved_at_ == trainer_.steps_done() && c.load_dir == c.save_dir) return;
     mega::ckpt::TrainingState state;
     state.consumed_samples = consumed_;
-    state.model = {{"family", Spec::name}, {"sequence", job_.run.sequence}};
+    state.model = describe_model();
     const std::string path = mega::ckpt::save_checkpoint(trainer_, c.save_dir, state, c.keep);
     saved_at_ = trainer_.steps_done();
     console_.say(mega::sentence("checkpoint of step ", saved_at_, " is durable in ", path));

@@ -37,6 +37,7 @@ class Programs(unittest.TestCase):
 
     def train(self, *arguments, program="mega-gpt3", log="log.json"):
         path = self.folder / log
+        path.unlink(missing_ok=True)
         done = run(program, *SMALL, "--data", self.text, "--log-json", path, *arguments)
         self.assertEqual(done.returncode, 0, done.stderr)
         return steps(path), done
@@ -72,6 +73,24 @@ class Programs(unittest.TestCase):
         self.refused("--group-size=4", says=["belong together"])
         self.refused("--schedule=1f1b", "--vpp=2", "--pp=2", says=["1F1B", "2"])
         self.refused("--lr-warmup-iters=10", "--lr-decay-iters=5", says=["10", "5"])
+        self.refused("--lr-decay-style=WSD", says=["WSD"])
+        self.refused("--lr-wsd-decay-iters=2", says=["WSD"])
+        self.refused("--lr-decay-style=WSD", "--lr-wsd-decay-iters=50", says=["50", "6"])
+
+    def test_outputs_that_cannot_be_kept_are_refused_first(self):
+        self.refused("--save", self.text, says=[self.text])
+        self.refused("--save", self.text / "below", says=[self.text])
+        save, export = self.folder / "ck", self.folder / "hf"
+        self.train("--save", save, "--export-hf", export)
+        self.refused("--save", save, says=["another run", "--load"])
+        self.refused("--export-hf", export, says=["exists already"])
+
+    def test_a_resumed_log_is_continued(self):
+        save, log = self.folder / "ck", self.folder / "log.json"
+        self.train("--save", save, "--train-iters=2", "--lr-decay-iters=6")
+        done = run("mega-gpt3", *SMALL, "--data", self.text, "--load", save, "--train-iters=4", "--lr-decay-iters=6", "--log-json", log)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([s["step"] for s in steps(log)], [1, 2, 3, 4])
 
     def test_layouts_that_do_not_divide_name_the_numbers(self):
         self.refused("--tp=3", says=["heads", "4", "3"])
@@ -175,6 +194,9 @@ class Programs(unittest.TestCase):
         done = run("mega-gpt3", *SMALL, "--data", self.text, "--load", save, "--num-layers=2")
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("layers", done.stderr)
+        done = run("mega-gpt3", *SMALL, "--data", self.text, "--load", save, "--num-attention-heads=2")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("heads", done.stderr)
         done = run("mega-gpt3", *SMALL, "--data", self.text, "--load", save, "--seed=5")
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("seed", done.stderr)

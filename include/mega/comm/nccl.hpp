@@ -1,0 +1,830 @@
+/// @file  NcclComm: one GPU a rank, ranks are threads of one process. Collectives go through NCCL;
+/// channels are copies between the GPUs' memories. Opt-in: needs the CUDA headers and NCCL to link.
+///
+/// Sums: with two ranks there is one order, the canonical one. With more, NCCL picks the order from
+/// its algorithm and the links between the GPUs, so the canonical tree does not hold; fixing
+/// NCCL_ALGO and NCCL_PROTO keeps the bits from run to run on one kind of machine.
+///
+/// Failures: when a rank throws, when ranks call different collectives, or when a collective has
+/// stood on a stream for the deadline, a watchdog aborts every NCCL communicator of the run; then
+/// streams that waited for other ranks go on with values that mean nothing, the next call on any
+/// communicator throws, and run_gpus() throws the first failure. So results are to be trusted once
+/// run_gpus() has returned, or after throw_if_failed().
+#pragma once
+#include <mega/comm/call.hpp>
+#include <mega/comm/channel.hpp>
+#include <mega/comm/concepts.hpp>
+#include <mega/comm/reduce.hpp>
+#include <mega/comm/thread.hpp>
+#include <mega/comm/world.hpp>
+#include <mega/core/error.hpp>
+#include <mega/core/view.hpp>
+#include <mega/cuda/check.hpp>
+#include <mega/cuda/device.hpp>
+#include <mega/cuda/event.hpp>
+#include <mega/cuda/memory.hpp>
+#include <mega/cuda/stream.hpp>
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <concepts>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace mega::inline v0::comm {
+namespace detail {
+
+inline void check_nccl(ncclResult_t status, std::string_view call,
+                       SourceLocation at = SourceLocation::current()) {
+  if (status == ncclSuccess || status == ncclInProgress) [[likely]]
+    return;
+  throw Error(ErrorCode::device,
+              sentence(call, " failed with ", ncclGetErrorString(status), ": ",
+                       ncclGetLastError(nullptr), ", at ", at.file_name(), ":", at.line()),
+              at);
+}
+
+template <element T>
+[[nodiscard]] constexpr ncclDataType_t nccl_type() noexcept {
+  switch (element_type_of<T>()) {
+    case ElementType::float32: return ncclFloat32;
+    case ElementType::float64: return ncclFloat64;
+    case ElementType::int32: return ncclInt32;
+    case ElementType::int64: return ncclInt64;
+    default: return ncclInt8;
+  }
+}
+
+[[nodiscard]] constexpr ncclRedOp_t nccl_operation(Reduce reduce) noexcept {
+  return reduce == Reduce::sum ? ncclSum : ncclMax;
+}
+
+/// An ordered channel from one GPU's memory to another's. Host threads meet as on a Channel: a send
+/// waits until the receiver's thread has posted a slot, a completion until the sender's thread has
+/// queued the copy. What they queue is ordered by two events a slot: `free` of the receiver's GPU,
+/// `filled` of the sender's. Copies use copy engines and no multiprocessor.
+class DeviceChannel {
+ public:
+  DeviceChannel(std::shared_ptr<World> world, Edge edge) : world_(std::move(world)), edge_(edge) {}
+
+  [[nodiscard]] const Edge& edge() const noexcept { return edge_; }
+
+  void post(cuda::Stream& stream, Vector<std::byte> memory) {
+    Slot& at = next_to_post();
+    at.memory = memory;
+    if (!at.free) at.free.emplace();
+    stream.record(*at.free);
+    advance(posted_);
+  }
+
+  void send(cuda::Stream& stream, Vector<const std::byte> message) {
+    Slot& at = begin_to_fill(message.size());
+    try {
+      if (!at.filled) at.filled.emplace();
+      stream.wait(*at.free);
+      if (!message.empty())
+        cuda::check(cudaMemcpyAsync(at.memory.data(), message.data(),
+                                    static_cast<std::size_t>(message.size()), cudaMemcpyDefault,
+                                    stream.native()),
+                    "cudaMemcpyAsync between GPUs");
+      stream.record(*at.filled);
+    } catch (...) {
+      end_filling(0);
+      throw;
+    }
+    end_filling(1);
+  }
+
+  void complete(cuda::Stream& stream) {
+    expect_posted(edge_, completed_, posted_);
+    std::unique_lock lock(mutex_);
+    await(
+        lock, edge_.destination, [&] { return sent_ > completed_; },
+        [&](const std::string& when) { return no_message(edge_, completed_ + 1, when); });
+    Slot& at = *ring_[completed_ % ring_.size()];
+    lock.unlock();
+    stream.wait(*at.filled);
+    advance(completed_);
+  }
+
+  /// Takes the slots back and waits for the copies into them, after which their memory may go.
+  void close() noexcept {
+    std::unique_lock lock(mutex_);
+    closed_ = true;
+    changed_.wait(lock, [&] { return !filling_; });
+    for (std::uint64_t n = completed_; n < sent_; ++n)
+      (void)cudaEventSynchronize(ring_[n % ring_.size()]->filled->native());
+  }
+
+ private:
+  struct Slot {
+    Vector<std::byte> memory;
+    std::optional<cuda::Event> free, filled;
+  };
+
+  Slot& next_to_post() {
+    std::lock_guard lock(mutex_);
+    if (posted_ - completed_ == ring_.size()) {
+      std::vector<std::unique_ptr<Slot>> larger(2 * ring_.size() + 2);
+      for (std::uint64_t n = completed_; n < posted_; ++n)
+        larger[n % larger.size()] = std::move(ring_[n % ring_.size()]);
+      for (auto& slot : larger)
+        if (!slot) slot = std::make_unique<Slot>();
+      ring_ = std::move(larger);
+    }
+    return *ring_[posted_ % ring_.size()];
+  }
+
+  Slot& begin_to_fill(Index bytes) {
+    std::unique_lock lock(mutex_);
+    await(
+        lock, edge_.source, [&] { return posted_ > sent_; },
+        [&](const std::string& when) { return no_slot(edge_, sent_ + 1, when); });
+    if (closed_) world_->throw_if_failed();
+    expects(!closed_, ErrorCode::logic,
+            [&] { return no_slot(edge_, sent_ + 1, "that is still open"); });
+    Slot& at = *ring_[sent_ % ring_.size()];
+    if (at.memory.size() != bytes)
+      world_->disagree_and_throw(edge_.source,
+                                 size_mismatch(edge_, sent_ + 1, bytes, at.memory.size()));
+    filling_ = true;
+    return at;
+  }
+  void end_filling(std::uint64_t messages) {
+    {
+      std::lock_guard lock(mutex_);
+      filling_ = false;
+      sent_ += messages;
+    }
+    changed_.notify_all();
+  }
+
+  void advance(std::uint64_t& number) {
+    {
+      std::lock_guard lock(mutex_);
+      ++number;
+    }
+    changed_.notify_all();
+  }
+
+  template <class Ready, class Text>
+  void await(std::unique_lock<std::mutex>& lock, int waiter, const Ready& ready, const Text& text) {
+    expects(ready() || edge_.source != edge_.destination, ErrorCode::logic,
+            [&] { return text("before, and this rank is the only one that could"); });
+    switch (world_->wait(lock, changed_, ready)) {
+      case World::Ended::ready: return;
+      case World::Ended::failed: world_->throw_echo();
+      case World::Ended::late:
+        world_->fail_and_throw(
+            waiter, Error(ErrorCode::timeout, text("within " + to_string(world_->deadline()))));
+    }
+  }
+
+  const std::shared_ptr<World> world_;
+  const Edge edge_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Slot n is ring_[n % size]; its address stays when the ring grows.
+  std::vector<std::unique_ptr<Slot>> ring_;
+  std::uint64_t posted_ = 0, sent_ = 0, completed_ = 0;
+  bool filling_ = false;  // the sender queues work on a slot that it has taken
+  bool closed_ = false;
+};
+
+/// What the ranks of one NcclComm share on the host: who they are, what each has called, and the
+/// open channels.
+class NcclGroup {
+ public:
+  explicit NcclGroup(std::shared_ptr<Group> members)
+      : members_(std::move(members)), issued_(static_cast<std::size_t>(members_->size())) {}
+
+  [[nodiscard]] Group& members() noexcept { return *members_; }
+  [[nodiscard]] const std::shared_ptr<World>& world() const noexcept { return members_->world(); }
+  [[nodiscard]] Roster& roster() noexcept { return members_->roster(); }
+
+  /// Compares a call with the one of equal number that another member made before, without waiting.
+  void expect_agreement(int member, const Call& call) {
+    std::lock_guard lock(mutex_);
+    std::uint64_t& mine = issued_[static_cast<std::size_t>(member)];
+    if (mine == forgotten_ + calls_.size()) {
+      calls_.push_back({call, member});
+    } else if (const auto& [other, who] = calls_[static_cast<std::size_t>(mine - forgotten_)];
+               other != call) {
+      world()->disagree_and_throw(
+          roster().global(member),
+          sentence(roster().text(), " disagrees: rank ", roster().global(who), " called ",
+                   describe(other, roster()), ", rank ", roster().global(member), " called ",
+                   describe(call, roster())));
+    }
+    ++mine;
+    for (const auto slowest = *std::min_element(issued_.begin(), issued_.end());
+         forgotten_ < slowest; ++forgotten_)
+      calls_.pop_front();
+  }
+
+  /// The sentence for a collective that stood on member's stream for the whole deadline.
+  [[nodiscard]] std::string late(const Call& call) {
+    std::lock_guard lock(mutex_);
+    std::vector<int> missing;
+    for (std::size_t m = 0; m < issued_.size(); ++m)
+      if (issued_[m] < call.sequence) missing.push_back(roster().global(static_cast<int>(m)));
+    return sentence(describe(call, roster()), " on ", roster().text(), ": ",
+                    missing.empty() ? "all ranks called it, but it was not done"
+                                    : rank_list(missing) + " did not call it",
+                    " within ", to_string(world()->deadline()));
+  }
+
+  [[nodiscard]] std::shared_ptr<DeviceChannel> open(int source, int destination, std::uint32_t id) {
+    expect_channel_id(id);
+    const Edge edge{roster().global(source), roster().global(destination), id};
+    std::lock_guard lock(mutex_);
+    std::erase_if(channels_, [](const auto& known) { return known.expired(); });
+    for (const auto& known : channels_)
+      if (auto channel = known.lock(); channel && channel->edge() == edge) return channel;
+    auto channel = std::make_shared<DeviceChannel>(world(), edge);
+    channels_.push_back(channel);
+    return channel;
+  }
+
+ private:
+  struct Logged {
+    Call call;
+    int member;  // who made it first
+  };
+
+  const std::shared_ptr<Group> members_;
+  std::mutex mutex_;
+  std::vector<std::uint64_t> issued_;  // calls of each member
+  std::deque<Logged> calls_;           // those that not all members have made
+  std::uint64_t forgotten_ = 0;        // calls that all have made
+  std::vector<std::weak_ptr<DeviceChannel>> channels_;
+};
+
+/// How far a stream has come with the collectives of one communicator: two words of host memory
+/// that the stream itself writes, so that they can be read while every call to CUDA would wait.
+class Progress {
+ public:
+  Progress() {
+    void* function = nullptr;
+    cuda::check(cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function, 12000,
+                                                 cudaEnableDefault),
+                "cudaGetDriverEntryPointByVersion of cuStreamWriteValue32");
+    write_ = reinterpret_cast<PFN_cuStreamWriteValue32_v11070>(function);
+    cuda::check(cudaMallocHost(&words_, 2 * sizeof(std::uint32_t)), "cudaMallocHost");
+    words_[0] = words_[1] = 0;
+  }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  ~Progress() { (void)cudaFreeHost(words_); }
+
+  void begin(cuda::Stream& stream, std::uint32_t number) { write(stream, 0, number); }
+  void end(cuda::Stream& stream, std::uint32_t number) { write(stream, 1, number); }
+  [[nodiscard]] bool begun(std::uint32_t number) const noexcept { return reached(0, number); }
+  [[nodiscard]] bool ended(std::uint32_t number) const noexcept { return reached(1, number); }
+
+ private:
+  void write(cuda::Stream& stream, int word, std::uint32_t number) {
+    const CUresult status =
+        write_(stream.native(), reinterpret_cast<CUdeviceptr>(words_ + word), number, 0);
+    expects(status == CUDA_SUCCESS, ErrorCode::device, [&] {
+      return sentence("cuStreamWriteValue32 failed with status ", static_cast<int>(status));
+    });
+  }
+  /// Numbers may wrap around.
+  [[nodiscard]] bool reached(int word, std::uint32_t number) const noexcept {
+    const volatile std::uint32_t& at = words_[word];
+    return static_cast<std::int32_t>(at - number) >= 0;
+  }
+
+  PFN_cuStreamWriteValue32_v11070 write_ = nullptr;
+  std::uint32_t* words_ = nullptr;
+};
+
+/// One rank's NCCL communicator, used by its rank and watched by the watchdog. It does not block:
+/// NCCL returns at once and is asked until it is ready, so that no thread is inside NCCL for long
+/// and the watchdog can abort between two questions.
+class NcclLink {
+ public:
+  NcclLink(std::shared_ptr<NcclGroup> group, int member)
+      : group_(std::move(group)),
+        member_(member),
+        uncaught_(std::uncaught_exceptions()),
+        flag_(sizeof(std::int32_t)) {
+    cuda::check(cudaMemset(flag_.data(), 0, flag_.bytes()), "cudaMemset");
+  }
+  NcclLink(const NcclLink&) = delete;
+  NcclLink& operator=(const NcclLink&) = delete;
+
+  /// Collective over the group.
+  void open(const ncclUniqueId& id) {
+    std::unique_lock lock(mutex_);
+    expect_usable();
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    const auto status =
+        ncclCommInitRankConfig(&comm_, group_->roster().size(), id, member_, &config);
+    await(lock, status, [&] { return sentence("opening NCCL on ", group_->roster().text()); });
+  }
+
+  /// Queues queue(ncclComm_t, cudaStream_t) as call `call` of this rank.
+  template <class Queue>
+  void issue(cuda::Stream& stream, const Call& call, const Queue& queue) {
+    group_->expect_agreement(member_, call);
+    if (call.count == 0 && call.type != ElementType::none) return;
+    {
+      std::lock_guard lock(pending_mutex_);
+      pending_.push_back(call);
+    }
+    // Outside the locks, because a full queue of a stream holds the host.
+    progress_.begin(stream, number(call));
+    {
+      std::unique_lock lock(mutex_);
+      expect_usable();
+      await(lock, queue(comm_, stream.native()),
+            [&] { return describe(call, group_->roster()) + " on " + group_->roster().text(); });
+    }
+    progress_.end(stream, number(call));
+  }
+
+  [[nodiscard]] bool is_open() {
+    std::lock_guard lock(mutex_);
+    return comm_ != nullptr;
+  }
+  /// A word of device memory for barriers.
+  [[nodiscard]] void* flag() const noexcept { return flag_.data(); }
+
+  /// For the watchdog: fails the world when the oldest collective has begun on its stream, and has
+  /// not ended there for the deadline. Calls nothing of CUDA.
+  void watch(std::chrono::steady_clock::time_point now) {
+    std::lock_guard lock(pending_mutex_);
+    for (; !pending_.empty() && progress_.ended(number(pending_.front())); waiting_ = false)
+      pending_.pop_front();
+    if (pending_.empty() || !progress_.begun(number(pending_.front()))) return;
+    if (!std::exchange(waiting_, true)) since_ = now;
+    if (now - since_ < group_->world()->deadline()) return;
+    try {
+      group_->world()->fail_and_throw(group_->roster().global(member_),
+                                      Error(ErrorCode::timeout, group_->late(pending_.front())));
+    } catch (const Error&) {
+      // The world remembers it.
+    }
+  }
+
+  void abort() noexcept {
+    std::lock_guard lock(mutex_);
+    aborted_ = true;
+    if (ncclComm_t comm = std::exchange(comm_, nullptr)) (void)ncclCommAbort(comm);
+  }
+
+  /// The orderly end. A rank that leaves by an exception, or a run that has failed, leaves the
+  /// communicator to abort().
+  void close() noexcept {
+    std::lock_guard lock(mutex_);
+    if (comm_ == nullptr || group_->world()->failed() || std::uncaught_exceptions() > uncaught_)
+      return;
+    (void)ncclCommDestroy(std::exchange(comm_, nullptr));
+  }
+
+ private:
+  static std::uint32_t number(const Call& call) noexcept {
+    return static_cast<std::uint32_t>(call.sequence);
+  }
+
+  void expect_usable() const {
+    group_->world()->throw_if_failed();
+    expects(!aborted_, ErrorCode::logic, [] { return "this communicator was aborted"; });
+  }
+
+  /// Asks NCCL until it is done with the last call; gives the lock away between two questions.
+  template <class Text>
+  void await(std::unique_lock<std::mutex>& lock, ncclResult_t status, const Text& text) {
+    const auto begin = std::chrono::steady_clock::now();
+    while (status == ncclInProgress) {
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+      expect_usable();
+      check_nccl(ncclCommGetAsyncError(comm_, &status), "ncclCommGetAsyncError");
+      if (status == ncclInProgress &&
+          std::chrono::steady_clock::now() - begin > group_->world()->deadline())
+        group_->world()->fail_and_throw(
+            group_->roster().global(member_),
+            Error(ErrorCode::timeout, sentence(text(), ": NCCL was not ready within ",
+                                               to_string(group_->world()->deadline()))));
+    }
+    if (status != ncclSuccess) check_nccl(status, text());
+  }
+
+  const std::shared_ptr<NcclGroup> group_;
+  const int member_;
+  const int uncaught_;
+  cuda::Memory flag_;
+  Progress progress_;
+  std::mutex mutex_;  // whoever calls NCCL with comm_
+  ncclComm_t comm_ = nullptr;
+  bool aborted_ = false;
+  std::mutex pending_mutex_;
+  std::deque<Call> pending_;  // queued, not yet seen to have ended
+  bool waiting_ = false;      // the oldest has begun, since `since_` as far as was seen
+  std::chrono::steady_clock::time_point since_{};
+};
+
+/// All NCCL communicators of a run, and the thread that watches them.
+class NcclWatchdog {
+ public:
+  explicit NcclWatchdog(std::shared_ptr<World> world)
+      : world_(std::move(world)), thread_([this] { run(); }) {}
+  NcclWatchdog(const NcclWatchdog&) = delete;
+  NcclWatchdog& operator=(const NcclWatchdog&) = delete;
+  /// Aborts what no rank has closed. @pre  no rank uses its communicators any more
+  ~NcclWatchdog() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+    abort_all();
+  }
+
+  void add(std::shared_ptr<NcclLink> link) {
+    std::lock_guard lock(mutex_);
+    links_.push_back(std::move(link));
+  }
+  void remove(const std::shared_ptr<NcclLink>& link) {
+    std::lock_guard lock(mutex_);
+    std::erase(links_, link);
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds interval{5};
+
+  /// Each in a thread of its own, since an abort may wait for a GPU that another communicator's
+  /// kernels hold until that one is aborted, too.
+  void abort_all() {
+    std::vector<std::thread> threads;
+    for (const auto& link : links_)
+      if (link->is_open()) threads.emplace_back([&link] { link->abort(); });
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!stop_) {
+      if (world_->failed()) {
+        // Links that open later find the world failed.
+        abort_all();
+      } else {
+        for (const auto& link : links_) link->watch(std::chrono::steady_clock::now());
+        if (world_->failed()) continue;
+      }
+      changed_.wait_for(lock, interval);
+    }
+  }
+
+  const std::shared_ptr<World> world_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::vector<std::shared_ptr<NcclLink>> links_;
+  std::thread thread_;
+};
+
+}  // namespace detail
+
+/// Sending half of a channel between GPUs. Move-only.
+class NcclSender {
+ public:
+  explicit NcclSender(std::shared_ptr<detail::DeviceChannel> channel)
+      : channel_(std::move(channel)) {}
+  NcclSender(NcclSender&&) noexcept = default;
+  NcclSender& operator=(NcclSender&&) noexcept = default;
+
+  /// @sync  ordered on stream; holds the host back until the receiver's thread has posted a slot
+  /// @cost  one copy over the link between the GPUs
+  void send(cuda::Stream& stream, Vector<const std::byte> message) {
+    channel_->send(stream, message);
+  }
+
+ private:
+  std::shared_ptr<detail::DeviceChannel> channel_;
+};
+
+/// Receiving half of a channel between GPUs. Move-only. Ends before the memory of its slots.
+class NcclReceiver {
+ public:
+  explicit NcclReceiver(std::shared_ptr<detail::DeviceChannel> channel)
+      : channel_(std::move(channel)) {}
+  NcclReceiver(NcclReceiver&&) noexcept = default;
+  NcclReceiver& operator=(NcclReceiver&& other) noexcept {
+    std::swap(channel_, other.channel_);
+    return *this;
+  }
+  ~NcclReceiver() {
+    if (channel_) channel_->close();
+  }
+
+  /// @sync  ordered on stream, never blocks
+  void post(cuda::Stream& stream, Vector<std::byte> slot) { channel_->post(stream, slot); }
+  /// @sync  holds the host back until the sender's thread has queued the message, and stream until
+  ///        it is there
+  void complete(cuda::Stream& stream) { channel_->complete(stream); }
+
+ private:
+  std::shared_ptr<detail::DeviceChannel> channel_;
+};
+
+/// One rank's handle on a communicator of GPUs. Move-only; used by one thread, the one that runs
+/// the rank, and from one stream at a time. Ranks queue collectives of all their communicators in
+/// one order. A communicator of one rank uses no NCCL.
+/// @cost  a collective holds the host for 70 us on two H200, since NCCL that does not block
+/// launches
+///        from a thread of its own
+/// @determinism  run to run; see the head of this file for sums over more than two ranks
+class NcclComm {
+ public:
+  using sender = NcclSender;
+  using receiver = NcclReceiver;
+
+  /// Collective over `members`. Use run_gpus() or split().
+  NcclComm(std::shared_ptr<detail::NcclWatchdog> watchdog, std::shared_ptr<detail::Group> members,
+           int rank)
+      : watchdog_(std::move(watchdog)), rank_(rank) {
+    struct Opening {
+      ncclUniqueId id{};
+      std::shared_ptr<detail::NcclGroup> group;
+    } opening;
+    if (rank == 0) {
+      opening.group = std::make_shared<detail::NcclGroup>(members);
+      if (members->size() > 1) detail::check_nccl(ncclGetUniqueId(&opening.id), "ncclGetUniqueId");
+    }
+    if (members->size() > 1) {
+      members->collective(rank, {.operation = Operation::broadcast, .sequence = 1},
+                          {&opening, &opening}, [](detail::Group& all, int m) noexcept {
+                            if (m > 0) *all.out<Opening>(m) = *all.in<Opening>(0);
+                          });
+    }
+    group_ = opening.group;
+    if (members->size() == 1) return;
+    link_ = std::make_shared<detail::NcclLink>(group_, rank);
+    watchdog_->add(link_);
+    link_->open(opening.id);
+  }
+  NcclComm(NcclComm&&) noexcept = default;
+  NcclComm& operator=(NcclComm&& other) noexcept {
+    std::swap(watchdog_, other.watchdog_);
+    std::swap(group_, other.group_);
+    std::swap(link_, other.link_);
+    std::swap(rank_, other.rank_);
+    std::swap(calls_, other.calls_);
+    std::swap(splits_, other.splits_);
+    return *this;
+  }
+  /// Ranks of a communicator end it at about the same time. @pre  its collectives are done
+  ~NcclComm() {
+    if (!link_) return;
+    link_->close();
+    if (!link_->is_open()) watchdog_->remove(link_);
+  }
+
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return group_->members().size(); }
+  /// This rank's number in the whole run, the one that messages use: also the ordinal of its GPU.
+  [[nodiscard]] int global_rank() const { return group_->roster().global(rank_); }
+  [[nodiscard]] std::string name() const { return group_->roster().name(); }
+  /// Names the communicator in messages, for all its ranks.
+  void set_name(std::string name) { group_->roster().set_name(std::move(name)); }
+  /// Throws Error(peer_failed) when the run has failed, on whichever rank.
+  void throw_if_failed() const { group_->world()->throw_if_failed(); }
+
+  /// Makes the new NCCL communicators at once: all ranks split in one order.
+  [[nodiscard]] NcclComm split(int color, int key) {
+    auto [members, rank] = group_->members().split(rank_, ++splits_, color, key);
+    return {watchdog_, std::move(members), rank};
+  }
+
+  void barrier(cuda::Stream& stream) {
+    issue(stream, {Operation::barrier}, [&](ncclComm_t comm, cudaStream_t on) {
+      return ncclAllReduce(link_->flag(), link_->flag(), 1, ncclInt32, ncclSum, comm, on);
+    });
+  }
+
+  template <reducible T>
+  void all_reduce(cuda::Stream& stream, Vector<T> inout, Reduce reduce) {
+    issue(stream, {Operation::all_reduce, element_type_of<T>(), reduce, 0, inout.size()},
+          [&](ncclComm_t comm, cudaStream_t on) {
+            return ncclAllReduce(inout.data(), inout.data(), count(inout), detail::nccl_type<T>(),
+                                 detail::nccl_operation(reduce), comm, on);
+          });
+  }
+
+  template <reducible T>
+  void reduce_scatter(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in,
+                      Reduce reduce) {
+    detail::expect_pieces(Operation::reduce_scatter, in.size(), out.size(), size());
+    if (size() == 1) return copy_unless_same(stream, out, in);
+    issue(stream, {Operation::reduce_scatter, element_type_of<T>(), reduce, 0, in.size()},
+          [&](ncclComm_t comm, cudaStream_t on) {
+            return ncclReduceScatter(in.data(), out.data(), count(out), detail::nccl_type<T>(),
+                                     detail::nccl_operation(reduce), comm, on);
+          });
+  }
+
+  template <element T>
+  void all_gather(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in) {
+    detail::expect_pieces(Operation::all_gather, out.size(), in.size(), size());
+    if (size() == 1) return copy_unless_same(stream, out, in);
+    issue(stream, {Operation::all_gather, element_type_of<T>(), {}, 0, in.size()},
+          [&](ncclComm_t comm, cudaStream_t on) {
+            return ncclAllGather(in.data(), out.data(), count(in), detail::nccl_type<T>(), comm,
+                                 on);
+          });
+  }
+
+  template <element T>
+  void broadcast(cuda::Stream& stream, Vector<T> inout, int root) {
+    detail::expect_member("broadcast root", root, size());
+    issue(stream, {Operation::broadcast, element_type_of<T>(), {}, root, inout.size()},
+          [&](ncclComm_t comm, cudaStream_t on) {
+            return ncclBroadcast(inout.data(), inout.data(), count(inout), detail::nccl_type<T>(),
+                                 root, comm, on);
+          });
+  }
+
+  template <element T>
+  void all_to_all(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in) {
+    detail::expect_exchange(out.size(), in.size(), size());
+    if (size() == 1) return copy_unless_same(stream, out, in);
+    const Index piece = in.size() / size();
+    issue(stream, {Operation::all_to_all, element_type_of<T>(), {}, 0, in.size()},
+          [&](ncclComm_t comm, cudaStream_t on) {
+            ncclResult_t first = ncclGroupStart();
+            const auto keep = [&](ncclResult_t status) {
+              if (first == ncclSuccess && status != ncclInProgress) first = status;
+            };
+            const auto n = static_cast<std::size_t>(piece);
+            for (int peer = 0; peer < size(); ++peer) {
+              keep(ncclSend(in.data() + peer * piece, n, detail::nccl_type<T>(), peer, comm, on));
+              keep(ncclRecv(out.data() + peer * piece, n, detail::nccl_type<T>(), peer, comm, on));
+            }
+            const ncclResult_t last = ncclGroupEnd();
+            return first == ncclSuccess ? last : first;
+          });
+  }
+
+  /// A channel to this rank itself needs the slot posted before the send, and that before the
+  /// completion.
+  [[nodiscard]] sender open_sender(int peer, std::uint32_t id) {
+    detail::expect_member("channel peer", peer, size());
+    return sender(group_->open(rank_, peer, id));
+  }
+  [[nodiscard]] receiver open_receiver(int peer, std::uint32_t id) {
+    detail::expect_member("channel peer", peer, size());
+    return receiver(group_->open(peer, rank_, id));
+  }
+
+ private:
+  /// Numbers the call and queues it.
+  template <class Queue>
+  void issue(cuda::Stream& stream, Call call, const Queue& queue) {
+    if (!link_) return;
+    call.sequence = ++calls_;
+    link_->issue(stream, call, queue);
+  }
+
+  template <class T>
+  [[nodiscard]] static std::size_t count(Vector<T> v) noexcept {
+    return static_cast<std::size_t>(v.size());
+  }
+  template <class T>
+  static void copy_unless_same(cuda::Stream& stream, Vector<T> out, Vector<const T> in) {
+    if (out.data() != in.data()) cuda::copy(stream, out, in);
+  }
+
+  std::shared_ptr<detail::NcclWatchdog> watchdog_;
+  std::shared_ptr<detail::NcclGroup> group_;
+  std::shared_ptr<detail::NcclLink> link_;  // none in a communicator of one rank
+  int rank_;
+  std::uint64_t calls_ = 0;
+  std::uint64_t splits_ = 0;
+};
+
+static_assert(communicator<NcclComm, cuda::Stream>);
+
+struct GpuOptions {
+  Seconds deadline = default_deadline;  ///< longest wait of a rank for another
+};
+
+namespace detail {
+/// Lets the current GPU reach the memory of the others, where the links allow it; elsewhere copies
+/// go through host memory.
+inline void enable_peers(int own, int gpus) {
+  for (int peer = 0; peer < gpus; ++peer) {
+    int reachable = 0;
+    if (peer != own)
+      cuda::check(cudaDeviceCanAccessPeer(&reachable, own, peer), "cudaDeviceCanAccessPeer");
+    if (reachable == 0) continue;
+    const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
+    if (status == cudaErrorPeerAccessAlreadyEnabled) {
+      (void)cudaGetLastError();
+    } else {
+      cuda::check(status, "cudaDeviceEnablePeerAccess");
+    }
+  }
+}
+
+/// The first exception that is a rank's own. A rank that is held while it unwinds tells the world
+/// later than those that waited for it in vain, so this one says more than the world's failure.
+class FirstFault {
+ public:
+  void keep(const std::exception_ptr& thrown) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const Error& e) {
+      if (e.code() == ErrorCode::peer_failed || e.code() == ErrorCode::timeout) return;
+    } catch (...) {
+      // Not the library's: the rank's own.
+    }
+    std::lock_guard lock(mutex_);
+    if (!first_) first_ = thrown;
+  }
+  void rethrow() const {
+    if (first_) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr first_;
+};
+}  // namespace detail
+
+/// Runs f(NcclComm&) on `ranks` threads, rank r with GPU r as its current device, and returns when
+/// all have ended. When a rank throws, all others end at their next call, within the deadline and
+/// the work that their GPUs have queued, and the first exception leaves from here. A rank whose
+/// exception unwinds past streams that wait for other ranks, or frees memory while other GPUs wait
+/// for it, may be held there until the deadline.
+template <std::invocable<NcclComm&> F>
+void run_gpus(int ranks, const F& f, GpuOptions options = {}) {
+  int gpus = 0;
+  cuda::check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
+  expects(ranks >= 1 && ranks <= gpus, ErrorCode::usage, [&] {
+    return sentence("a run of one rank a GPU needs 1 to ", gpus, " ranks here, not ", ranks);
+  });
+  const auto world = std::make_shared<World>(options.deadline);
+  std::vector<int> members(static_cast<std::size_t>(ranks));
+  std::iota(members.begin(), members.end(), 0);
+  const auto group = std::make_shared<detail::Group>(world, std::move(members), "world");
+  detail::FirstFault fault;
+  {
+    const auto watchdog = std::make_shared<detail::NcclWatchdog>(world);
+    const auto run_rank = [&](int rank) {
+      try {
+        const cuda::Device device(rank);
+        detail::enable_peers(rank, ranks);
+        NcclComm comm(watchdog, group, rank);
+        f(comm);
+      } catch (...) {
+        fault.keep(std::current_exception());
+        world->fail(rank, std::current_exception());
+      }
+    };
+    std::vector<std::thread> threads;
+    threads.reserve(static_cast<std::size_t>(ranks));
+    for (int rank = 0; rank < ranks; ++rank) {
+      try {
+        threads.emplace_back(run_rank, rank);
+      } catch (...) {
+        world->fail(rank, std::current_exception());
+        break;
+      }
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  fault.rethrow();
+  world->rethrow_cause();
+}
+
+}  // namespace mega::inline v0::comm
+
+namespace mega::inline v0 {
+using comm::NcclComm;
+using comm::run_gpus;
+}  // namespace mega::inline v0
