@@ -196,7 +196,7 @@ class Programs(unittest.TestCase):
         self.assertIn("layers", done.stderr)
         done = run("mega-gpt3", *SMALL, "--data", self.text, "--load", save, "--num-attention-heads=2")
         self.assertEqual(done.returncode, 2, done.stderr)
-        self.assertIn("heads", done.stderr)
+        self.assertIn("head_dim", done.stderr)
         done = run("mega-gpt3", *SMALL, "--data", self.text, "--load", save, "--seed=5")
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("seed", done.stderr)
