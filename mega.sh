@@ -30,7 +30,7 @@ TEST_PACKAGES=("${PROGRAM_PACKAGES[@]}" doctest-dev librange-v3-dev libbenchmark
 # The demonstration: 8 ranks as threads, on the licence texts of this machine unless --data is given,
 # then a validation, a checkpoint and a sampled continuation. The user's arguments come after.
 demo_arguments() {
-  DEMO_ARGUMENTS=(--tp 2 --pp 2 --dp 2 --train-iters 300 --lr-warmup-iters 20
+  DEMO_ARGUMENTS=(--tp 2 --pp 2 --dp 2 --train-iters 600 --lr-warmup-iters 20
                   --sample-tokens 200 --save "$ROOT/build/checkpoints/$1-$(date +%Y%m%d-%H%M%S)")
 }
 
