@@ -12,9 +12,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Headers that need a package, or are too heavy for everyone: included by name, never by mega.hpp.
+# Headers that need a package, or that not every trainer needs: included by name, never by mega.hpp.
 OPT_IN = ("nn/blas.hpp", "nn/cublas.hpp", "comm/mpi.hpp", "comm/nccl.hpp", "data/jsonl.hpp",
-          "ckpt/", "ranges/", "scope/server.hpp", "cuda/", "host/host_async.hpp")
+          "ckpt/", "ranges/", "scope/server.hpp", "cuda/", "host/host_async.hpp",
+          # policies beyond interleaved 1F1B, and what adapts or relaxes an order
+          "dpp/zero_bubble.hpp", "dpp/v_schedule.hpp", "dpp/dual_pipe_v.hpp", "dpp/adaptive.hpp",
+          "dpp/look_ahead.hpp", "dpp/look_ahead_dispatch.hpp", "train/dial.hpp",
+          "train/stall_meter.hpp",
+          # what plans, draws and explains rather than trains
+          "dpp/auto_schedule.hpp", "dpp/balance.hpp", "dpp/cluster_simulator.hpp", "dpp/csv.hpp",
+          "dpp/layout.hpp", "dpp/metrics.hpp", "dpp/passes.hpp", "dpp/svg.hpp", "dpp/timeline.hpp",
+          "dpp/timeline_json.hpp", "dpp/transfer_order.hpp", "scan/")
 
 # Where modules meet: these may include every module; all others keep to core/ and concepts.hpp.
 MEETING_PLACES = ("train", "ranges")

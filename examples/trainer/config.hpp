@@ -16,18 +16,36 @@ namespace trainer {
 
 using mega::Index;
 
-enum class Schedule : std::uint8_t { gpipe, one_f_one_b, dfc, bfc, interleaved };
+enum class Schedule : std::uint8_t {
+  gpipe,
+  one_f_one_b,
+  dfc,
+  bfc,
+  interleaved,
+  zero_bubble_h1,
+  zero_bubble_h2,
+  zero_bubble_v,
+  v_half,
+  v_min,
+  dual_pipe_v,
+};
 enum class LogLevel : std::uint8_t { quiet, info, debug };
 
 /// Names of the values of an enumeration, as the command line spells them.
 template <class E, std::size_t N>
 using Names = std::array<std::pair<std::string_view, E>, N>;
 
-inline constexpr Names<Schedule, 5> schedule_names{{{"gpipe", Schedule::gpipe},
-                                                    {"1f1b", Schedule::one_f_one_b},
-                                                    {"dfc", Schedule::dfc},
-                                                    {"bfc", Schedule::bfc},
-                                                    {"interleaved", Schedule::interleaved}}};
+inline constexpr Names<Schedule, 11> schedule_names{{{"gpipe", Schedule::gpipe},
+                                                     {"1f1b", Schedule::one_f_one_b},
+                                                     {"dfc", Schedule::dfc},
+                                                     {"bfc", Schedule::bfc},
+                                                     {"interleaved", Schedule::interleaved},
+                                                     {"zb-h1", Schedule::zero_bubble_h1},
+                                                     {"zb-h2", Schedule::zero_bubble_h2},
+                                                     {"zb-v", Schedule::zero_bubble_v},
+                                                     {"v-half", Schedule::v_half},
+                                                     {"v-min", Schedule::v_min},
+                                                     {"dualpipev", Schedule::dual_pipe_v}}};
 inline constexpr Names<mega::optim::Decay, 5> decay_names{
     {{"constant", mega::optim::Decay::constant},
      {"linear", mega::optim::Decay::linear},
@@ -45,8 +63,12 @@ struct Config {
   // Layout
   int tensor = 1;
   int pipeline = 1;
-  int data = 0;  ///< 0: the ranks that tensor and pipeline parallelism leave
-  int chunks = 1;
+  int data = 0;          ///< 0: the ranks that tensor and pipeline parallelism leave
+  int chunks = 0;        ///< 0: as many as the layout's stages give, 1 without a layout
+  std::string layout;    ///< empty: none
+  int first_layers = 0;  ///< 0: not fixed
+  int last_layers = 0;   ///< 0: not fixed
+  bool balance = false;
   bool sequence_parallel = false;
   bool shard_optimizer = false;
   Schedule schedule = Schedule::dfc;
@@ -121,7 +143,16 @@ void describe(C& c, Visitor& visit) {
   visit("pipeline-model-parallel-size,pp", c.pipeline, "ranks that divide the layers among them");
   visit("data-parallel-size,dp", c.data,
         "replicas; 0: 1 for threads, the rest of the world for processes");
-  visit("num-virtual-stages-per-pipeline-rank,vpp", c.chunks, "model chunks a pipeline rank holds");
+  visit("num-virtual-stages-per-pipeline-rank,vpp", c.chunks,
+        "model chunks a pipeline rank holds; 0: 1, or what the schedule or the layout needs");
+  visit("pipeline-model-parallel-layout", c.layout,
+        "layers of every stage in turn: 'E t3|t4|t4|t3 L', or 'Et*3|(t*4|)*2,t*3L'");
+  visit("decoder-first-pipeline-num-layers", c.first_layers,
+        "layers of the first pipeline rank; 0: not fixed");
+  visit("decoder-last-pipeline-num-layers", c.last_layers,
+        "layers of the last pipeline rank; 0: not fixed");
+  visit("balance-layers", c.balance,
+        "layers where they keep the busiest rank least busy, by counted operations");
   visit("sequence-parallel,sp", c.sequence_parallel,
         "tensor ranks divide the residual stream's rows");
   visit("use-distributed-optimizer,zero1", c.shard_optimizer,

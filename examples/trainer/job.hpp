@@ -2,6 +2,7 @@
 /// before a rank starts, so a refusal leaves nothing behind.
 #pragma once
 #include "config.hpp"
+#include "layer_choice.hpp"
 #include "schedule_choice.hpp"
 #include <mega/core/error.hpp>
 #include <mega/core/mesh.hpp>
@@ -20,6 +21,7 @@ struct Job {
   Config config;
   mega::nn::TransformerConfig model;
   mega::nn::TransformerRun run;
+  mega::dpp::LayerSplit split = mega::dpp::split_layers(1, 1);
   mega::TrainerOptions<ChosenTraversal> options;
   mega::optim::LearningRate learning_rate;
   std::int64_t steps = 0;
@@ -81,12 +83,14 @@ template <class Spec>
   };
   positive("tensor-model-parallel-size", c.tensor);
   positive("pipeline-model-parallel-size", c.pipeline);
-  positive("num-virtual-stages-per-pipeline-rank", c.chunks);
   positive("micro-batch-size", c.micro_batch);
   positive("global-batch-size", c.global_batch);
   positive("seq-length", c.sequence);
   positive("log-interval", c.log_interval);
   not_negative("data-parallel-size", c.data);
+  not_negative("num-virtual-stages-per-pipeline-rank", c.chunks);
+  not_negative("decoder-first-pipeline-num-layers", c.first_layers);
+  not_negative("decoder-last-pipeline-num-layers", c.last_layers);
   not_negative("weight-decay", c.weight_decay);
   not_negative("clip-grad", c.clip);
   not_negative("temperature", c.temperature);
@@ -134,6 +138,8 @@ template <class Spec>
                     below > 0 ? below : samples_a_micro_step, " and ",
                     below + samples_a_micro_step);
   });
+  check_layer_choice(c);
+  c.chunks = chosen_chunks(c);
   job.options.chunks = c.chunks;
   job.options.microbatches = c.global_batch / samples_a_micro_step;
   job.options.traversal = {c.schedule, c.group_size};
@@ -156,9 +162,10 @@ template <class Spec>
   job.run = {.micro_batch = c.micro_batch,
              .sequence = c.sequence,
              .sequence_parallel = c.sequence_parallel && c.tensor > 1,
-             .recompute = c.recompute};
+             .recompute = c.recompute,
+             .split_backward = job.options.traversal.splits_backward()};
   mega::nn::validate<Spec>(job.model, job.run, c.tensor, c.pipeline * c.chunks);
-  (void)mega::dpp::split_layers(job.model.layers, c.pipeline * c.chunks);
+  job.split = chosen_layers<Spec>(c, job.model);
   // The order of the schedule, refused here rather than on every rank.
   (void)mega::dpp::make_schedule(job.options.traversal, c.pipeline, job.options.microbatches,
                                  c.chunks);

@@ -12,6 +12,8 @@
 #include <mega/data/batch.hpp>
 #include <mega/data/jsonl.hpp>
 #include <mega/data/sampler.hpp>
+#include <mega/dpp/balance.hpp>
+#include <mega/dpp/layout.hpp>
 #include <mega/nn/blas.hpp>
 #include <mega/nn/transformer.hpp>
 #include <mega/train/agreement.hpp>
@@ -86,10 +88,22 @@ struct StageFactory {
   template <class TensorComm>
   [[nodiscard]] auto make(mega::StagePosition at, TensorComm& tensor) const {
     return mega::nn::Transformer<Spec, TensorComm, mega::nn::CblasProduct>(
-        job.model, run, at, mega::dpp::split_layers(job.model.layers, at.stages).of_stage(at.stage),
-        tensor);
+        job.model, run, at, job.split.of_stage(at.stage), tensor);
   }
 };
+
+/// Which stage holds which layers, and how far the busiest rank is above the mean.
+template <class Spec>
+[[nodiscard]] std::string describe_split(const Job& job) {
+  const auto cost = mega::dpp::cost_of(job.split, job.options.mesh.pipeline, job.options.chunks,
+                                       counted_costs<Spec>(job.config, job.model),
+                                       job.options.traversal.placement());
+  char above[32];
+  std::snprintf(above, sizeof above, "%.1f %%", 100 * (cost.rank / cost.mean - 1));
+  return mega::sentence("stages ", mega::dpp::layout_text(job.split),
+                        "; the busiest pipeline rank has ", above,
+                        " more operations than the mean\n");
+}
 
 /// Layout, parameters and planned bytes of every rank.
 template <class Spec>
@@ -100,15 +114,18 @@ template <class Spec>
                      job.model.head_dim, ", ffn ", job.model.ffn, ", vocabulary ", job.model.vocab,
                      "\nlayout ", to_string(job.options.mesh), ", ", job.options.chunks,
                      " chunks a rank, ", job.options.microbatches, " micro-batches of ",
-                     job.run.micro_batch, " x ", job.run.sequence, " tokens\n");
+                     job.run.micro_batch, " x ", job.run.sequence, " tokens\n") +
+      describe_split<Spec>(job);
   const StageFactory<Spec> factory{job, job.run};
   const auto make = [&](mega::StagePosition at, mega::train::PlannedComm& tensor) {
     return factory.make(at, tensor);
   };
   Index model = 0;
   mega::train::PlannedComm alone;
-  for (const mega::Parameter& p : make(mega::StagePosition{0, 1}, alone).parameters())
-    model += p.tied_to.empty() ? p.size() : 0;
+  for (int s = 0; s < job.split.stages(); ++s) {
+    for (const mega::Parameter& p : make({s, job.split.stages()}, alone).parameters())
+      model += p.tied_to.empty() ? p.size() : 0;
+  }
   out += mega::sentence(model, " parameters in the model\n");
   // Ranks at one place of the pipeline hold pieces of equal size, so they share a plan.
   std::vector<mega::train::MemoryPlan> plans;

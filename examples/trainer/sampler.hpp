@@ -65,7 +65,7 @@ template <class Trainer, class MakeStage>
   using Stage = typename Trainer::stage_type;
   auto options = trainer.options();
   options.microbatches = 1;
-  options.traversal = {};
+  options.traversal = options.traversal.of_one_microbatch();
   const mega::train::Pipeline<std::remove_cvref_t<decltype(options.traversal)>,
                               mega::dpp::LoopPlacement>
       pipeline(options, trainer.world().rank(), trainer.world().size());

@@ -1,6 +1,7 @@
-/// @file  The umbrella: every header that needs no extra package. Headers that need one are
-/// included by name: nn/blas.hpp, comm/mpi.hpp, data/jsonl.hpp, ckpt/, ranges/; so is the device
-/// for tests of stream order, host/host_async.hpp. A .cu adds mega/device.cuh.
+/// @file  The umbrella: every header that a trainer needs and that needs no extra package. Included
+/// by name are those that need one (nn/blas.hpp, comm/mpi.hpp, data/jsonl.hpp, ckpt/, ranges/), the
+/// further pipeline policies and planning tools of dpp/, scan/, and the device for tests of stream
+/// order, host/host_async.hpp. A .cu adds mega/device.cuh.
 #pragma once
 #include <mega/comm/call.hpp>
 #include <mega/comm/channel.hpp>
@@ -19,6 +20,7 @@
 #include <mega/core/parameter.hpp>
 #include <mega/core/rng.hpp>
 #include <mega/core/stage.hpp>
+#include <mega/core/value.hpp>
 #include <mega/core/view.hpp>
 #include <mega/data/batch.hpp>
 #include <mega/data/function_batch.hpp>
@@ -26,6 +28,7 @@
 #include <mega/data/token_source.hpp>
 #include <mega/dpp/action.hpp>
 #include <mega/dpp/activation_buffers.hpp>
+#include <mega/dpp/dispatch.hpp>
 #include <mega/dpp/executor.hpp>
 #include <mega/dpp/layers.hpp>
 #include <mega/dpp/placement.hpp>

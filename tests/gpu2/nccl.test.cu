@@ -230,11 +230,21 @@ TEST_CASE("nccl: channels carry messages both ways in order, and slots are used 
     for (Index i = 0; i < messages * words; ++i)
       all.push_back(static_cast<std::int32_t>(i) + comm.rank());
     Buffer<std::int32_t> sent(out, all), got(messages * words);
+    // Work that keeps the receiver far behind, so that a sender that did not wait for a free slot
+    // would overwrite messages that nobody has read.
+    constexpr Index ballast_words = (256 << 20) / 4;
+    Memory ballast(2 * ballast_words * 4);
+    const auto half = [&](int k) {
+      return Vector<std::int32_t>(reinterpret_cast<std::int32_t*>(ballast.data()),
+                                  2 * ballast_words)
+          .slice(k * ballast_words, ballast_words);
+    };
     for (int k = 0; k < slots; ++k) receiver.post(in, bytes(slot(k)));
     // The slot is free again only once it was copied out, which nothing but events tells the peer.
     for (int k = 0; k < messages; ++k) {
       sender.send(out, Vector<const std::byte>(bytes(sent.device().slice(k * words, words))));
       receiver.complete(in);
+      copy(in, half(0), Vector<const std::int32_t>(half(1)));
       copy(in, got.device().slice(k * words, words), Vector<const std::int32_t>(slot(k)));
       if (k + slots < messages) receiver.post(in, bytes(slot(k)));
     }

@@ -105,6 +105,24 @@ class Programs(unittest.TestCase):
         self.refused("--clip-grad=-1", says=["clip-grad"])
         self.refused("--lr=nan", says=["learning rate"])
 
+    def test_wrong_layers_of_stages_name_the_numbers(self):
+        layout = "--pipeline-model-parallel-layout"
+        self.refused("--pp=2", layout, "E t2|x L", says=["'x'", "character 6", "E, t, L"])
+        self.refused("--pp=2", layout, "Et*2|m,ttL", says=["'m'", "character 6", "multi-token prediction"])
+        self.refused("--pp=2", layout, "E t2|t3 L", says=["5 layers", "4", "take away 1 t"])
+        self.refused("--pp=2", layout, "E t|t|t2 L", says=["3 stages", "2 ranks", "2 and 4"])
+        self.refused("--pp=2", "--vpp=2", layout, "E t2|t2 L", says=["2 stages", "4", "add 2 |"])
+        self.refused("--pp=4", layout, "Et|t*2||tL", says=["stage 2", "without a layer"])
+        self.refused("--pp=2", "--decoder-first-pipeline-num-layers=3", "--decoder-last-pipeline-num-layers=2", says=["3 and 2", "4"])
+        self.refused("--pp=3", "--decoder-first-pipeline-num-layers=4", says=["leave 0 for 2 stages", "at most 2"])
+        self.refused("--pp=2", "--vpp=2", "--decoder-last-pipeline-num-layers=1", says=["last rank", "1 layers in 2 chunks", "2"])
+        self.refused("--decoder-first-pipeline-num-layers=1", says=["at least 2 ranks"])
+        self.refused("--pp=2", "--decoder-first-pipeline-num-layers=-1", says=["-1", "not negative"])
+        self.refused("--pp=7", "--balance-layers", says=["4 layers", "7 stages"])
+        for flags in ([layout, "E t2|t2 L", "--balance-layers"], [layout, "E t2|t2 L", "--decoder-last-pipeline-num-layers=2"],
+                      ["--balance-layers", "--decoder-first-pipeline-num-layers=2"]):
+            self.refused("--pp=2", *flags, says=["give one", layout, "--balance-layers", "--decoder-first-pipeline-num-layers"])
+
     def test_data_that_cannot_be_read(self):
         empty = self.folder / "empty.txt"
         empty.write_text("")
@@ -156,6 +174,60 @@ class Programs(unittest.TestCase):
         self.assertEqual(sum(line.startswith("rank ") for line in done.stdout.splitlines()), 8)
         self.assertIn("--tensor-model-parallel-size=2", done.stdout)
 
+    def test_dry_run_shows_the_layers_of_the_stages(self):
+        def plan(*flags, program="mega-gpt3"):
+            done = run(program, *SMALL, "--dry-run", "--data", self.text, *flags)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stdout
+
+        big = ["--pp=2", "--num-layers=24", "--hidden-size=2048", "--num-attention-heads=16", "--seq-length=2048"]
+        self.assertIn("stages E t12|t12 L; ", plan(*big))
+        self.assertIn("stages E t13|t11 L; ", plan(*big, "--decoder-last-pipeline-num-layers=11"))
+        self.assertIn("stages E t11|t13 L; ", plan(*big, "--decoder-first-pipeline-num-layers=11"))
+        # The head of 257 tokens is small beside layers of width 2048, and more than one of width 16.
+        self.assertIn("stages E t12|t12 L; ", plan(*big, "--balance-layers"))
+        self.assertIn("stages E t3|t L; ", plan("--pp=2", "--num-layers=4", "--hidden-size=16", "--balance-layers"))
+        said = plan("--pp=2", "--pipeline-model-parallel-layout", "Et|(t|)*2,t,L")
+        self.assertIn("stages E t|t|t|t L; ", said)
+        self.assertIn("--num-virtual-stages-per-pipeline-rank=2", said)
+        self.assertIn("--pipeline-model-parallel-layout='Et|(t|)*2,t,L'", said)
+        # What is said is what is built: a layer moves from rank 1 to rank 0, and no other number of parameters.
+        def held(*flags):
+            lines = [line for line in plan("--pp=2", *flags).splitlines() if line.startswith("rank ")]
+            return [int(line.split(" parameters")[0].rsplit(" ", 1)[1]) for line in lines]
+
+        even, uneven = held(), held("--pipeline-model-parallel-layout", "E t3|t L")
+        self.assertEqual(uneven[0] - even[0], even[1] - uneven[1])
+        self.assertGreater(uneven[0] - even[0], 12 * 32 * 32)
+        sizes = {next(line for line in plan("--pp=2", *flags).splitlines() if line.endswith("parameters in the model"))
+                 for flags in ([], ["--balance-layers"], ["--vpp=2"], ["--pipeline-model-parallel-layout", "E|t4 L"])}
+        self.assertEqual(len(sizes), 1)
+
+    def test_uneven_stages_train_the_same_model_bit_for_bit(self):
+        layout = "--pipeline-model-parallel-layout"
+        for program in ("mega-gpt3", "mega-llama3"):
+            one, _ = self.train(program=program)
+            for flags in (["--pp=2", layout, "E t3|t L"], ["--pp=2", layout, "E|t4 L"], ["--pp=2", layout, "E t4|L"],
+                          ["--pp=3", layout, "E|t4|L", "--recompute=full"], ["--pp=2", layout, "E|t3|t|L", "--schedule=bfc"],
+                          ["--pp=2", "--balance-layers"], ["--pp=3", "--decoder-first-pipeline-num-layers=2"]):
+                log, _ = self.train(*flags, program=program)
+                for key in ("loss", "grad_norm"):
+                    self.assertEqual([s[key] for s in log], [s[key] for s in one], (program, flags, key))
+
+    def test_schedules_that_split_the_backward_train_the_same_model_bit_for_bit(self):
+        for program in ("mega-gpt3", "mega-llama3"):
+            one, _ = self.train(program=program)
+            for flags in (["--pp=4", "--schedule=zb-h1"], ["--pp=2", "--schedule=zb-h2"], ["--pp=2", "--schedule=zb-v"],
+                          ["--pp=2", "--schedule=v-half", "--pipeline-model-parallel-layout", "E t|t|t|t L"],
+                          ["--pp=2", "--schedule=v-min"], ["--pp=1", "--schedule=dualpipev"]):
+                log, _ = self.train(*flags, program=program)
+                for key in ("loss", "grad_norm"):
+                    self.assertEqual([s[key] for s in log], [s[key] for s in one], (program, flags, key))
+        self.refused("--schedule=zb-v", "--pp=2", "--vpp=3", "--num-layers=6", says=["2 chunks", "3"])
+        self.refused("--schedule=zb-h1", "--pp=2", "--vpp=2", says=["2"])
+        self.refused("--schedule=zb-h1", "--pp=2", "--recompute=full", says=["recompute"])
+        self.refused("--schedule=dualpipev", "--pp=4", "--num-layers=8", "--global-batch-size=4", says=["micro-batch", "8"])
+
     def test_every_layout_flag_trains_the_same_model(self):
         one, _ = self.train()
         for flags in (["--pp=4"], ["--pp=2", "--vpp=2", "--schedule=bfc"], ["--pp=2", "--schedule=gpipe", "--recompute=full"],
@@ -187,6 +259,19 @@ class Programs(unittest.TestCase):
             log, _ = self.train("--lr-decay-iters=6", "--load", save, *layout)
             for got, want in zip(log, whole[3:]):
                 self.assertAlmostEqual(got["loss"], want["loss"], delta=1e-4)
+
+    def test_a_checkpoint_goes_on_with_other_layers_on_the_stages(self):
+        whole, _ = self.train("--pp=2")
+        layout = "--pipeline-model-parallel-layout"
+        for number, (before, after) in enumerate([(["--pp=2", layout, "E t3|t L"], ["--pp=2", layout, "E t|t3 L"]),
+                                                  (["--pp=2", layout, "E|t*4,L"], ["--pp=2", layout, "Et|tt|t|L"]),
+                                                  (["--pp=2", "--balance-layers"], ["--pp=3", "--decoder-last-pipeline-num-layers=2"]),
+                                                  (["--pp=2", layout, "E t4|L"], [])]):
+            save = self.folder / f"ck{number}"
+            first, _ = self.train(*before, "--lr-decay-iters=6", "--train-iters=3", "--save", save)
+            second, _ = self.train(*after, "--lr-decay-iters=6", "--load", save)
+            for key in ("loss", "grad_norm", "lr"):
+                self.assertEqual([s[key] for s in first + second], [s[key] for s in whole], (before, after, key))
 
     def test_another_model_or_seed_is_refused(self):
         save = self.folder / "ck"

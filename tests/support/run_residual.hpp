@@ -49,17 +49,26 @@ struct ResidualPlan : mega::DefaultPlan {
   using traversal = Traversal;
 };
 
-/// @param make_device  make_device(rank) -> Device
-template <bool Fused = true, class Device = mega::Host,
-          class Traversal = mega::dpp::ScheduleTraversal<mega::dpp::DFC>, class MakeDevice>
-RunOutcome run_residual(const RunSettings& s, const MakeDevice& make_device,
-                        Traversal traversal = {}, mega::comm::ThreadOptions threads = {}) {
-  using Plan = ResidualPlan<Fused, Device, Traversal>;
+struct Nothing {
+  void operator()(auto&&...) const noexcept {}
+};
+
+/// Trains the plan's stage on threads, one a rank.
+/// @param make_stage   make_stage(StagePosition, Groups&) -> Plan::stage
+/// @param make_device  make_device(rank) -> Plan::device
+/// @param visit        visit(trainer) on every rank after each step, one rank at a time
+/// @param prepare      prepare(trainer) on every rank before the first step
+template <class Plan, class MakeStage, class MakeDevice, class Visit, class Prepare = Nothing>
+RunOutcome run_plan(const RunSettings& s, const MakeStage& make_stage,
+                    const MakeDevice& make_device, const typename Plan::traversal& traversal,
+                    mega::comm::ThreadOptions threads, const Visit& visit,
+                    const Prepare& prepare = {}) {
   RunOutcome outcome;
   std::mutex mutex;
   mega::comm::run_threads(
       s.mesh.size(),
-      [&](mega::comm::ThreadComm& world) {
+      [&](mega::comm::ThreadComm& thread_world) {
+        typename Plan::communicator world(std::move(thread_world));
         const mega::Coordinates at = s.mesh.coordinates(world.rank());
         const int m = s.global_microbatches / s.mesh.data;
         const mega::data::FunctionBatch batch(m, s.shape.rows, s.shape.width, sample,
@@ -72,13 +81,14 @@ RunOutcome run_residual(const RunSettings& s, const MakeDevice& make_device,
         options.shard_optimizer = s.shard_optimizer;
         options.clip_norm = s.clip;
         options.seed = 42;
-        mega::Trainer<Plan> trainer(
-            world, options, [&](mega::StagePosition p) { return ResidualStage<Fused>(s.shape, p); },
-            make_device(world.rank()));
+        mega::Trainer<Plan> trainer(world, options, make_stage, make_device(world.rank()));
+        prepare(trainer);
         for (int step = 0; step < s.steps; ++step) {
           trainer.queue_step(batch, 0.02);
           if (!s.wait_each_step && step + 1 < s.steps) continue;
           const mega::StepResult r = trainer.result();
+          const std::lock_guard lock(mutex);
+          visit(trainer);
           if (world.rank() == 0) {
             outcome.losses.push_back(r.loss);
             outcome.norms.push_back(r.gradient_norm);
@@ -109,6 +119,16 @@ RunOutcome run_residual(const RunSettings& s, const MakeDevice& make_device,
       },
       threads);
   return outcome;
+}
+
+/// @param make_device  make_device(rank) -> Device
+template <bool Fused = true, class Device = mega::Host,
+          class Traversal = mega::dpp::ScheduleTraversal<mega::dpp::DFC>, class MakeDevice>
+RunOutcome run_residual(const RunSettings& s, const MakeDevice& make_device,
+                        Traversal traversal = {}, mega::comm::ThreadOptions threads = {}) {
+  return run_plan<ResidualPlan<Fused, Device, Traversal>>(
+      s, [&](mega::StagePosition p) { return ResidualStage<Fused>(s.shape, p); }, make_device,
+      traversal, threads, Nothing{});
 }
 
 inline RunOutcome run_host(const RunSettings& s) {

@@ -109,7 +109,9 @@ class Roster {
 
   [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
   [[nodiscard]] int global(int member) const { return members_[static_cast<std::size_t>(member)]; }
-  [[nodiscard]] std::span<const int> members() const noexcept { return members_; }
+  [[nodiscard]] std::span<const int> members() const noexcept {
+    return {members_.data(), members_.size()};
+  }
 
   [[nodiscard]] std::string name() const {
     std::lock_guard lock(mutex_);
@@ -122,7 +124,7 @@ class Roster {
 
   /// "communicator tp of ranks 0,1".
   [[nodiscard]] std::string text() const {
-    return sentence("communicator ", name(), " of ", rank_list(members_));
+    return sentence("communicator ", name(), " of ", rank_list(members()));
   }
 
  private:
@@ -149,16 +151,17 @@ class Roster {
                                                        const Roster& roster) {
   std::string text = roster.text() + " disagrees";
   const char* separator = ": ";
-  std::vector<char> told(calls.size(), false);
+  std::vector<int> told(calls.size(), 0);
   for (std::size_t first = 0; first < calls.size(); ++first) {
-    if (told[first]) continue;
+    if (told[first] != 0) continue;
     std::vector<int> same;
     for (std::size_t i = first; i < calls.size(); ++i) {
       if (calls[i] != calls[first]) continue;
-      told[i] = true;
+      told[i] = 1;
       same.push_back(roster.global(static_cast<int>(i)));
     }
-    text += sentence(separator, rank_list(same), " called ", describe(calls[first], roster));
+    text += sentence(separator, rank_list({same.data(), same.size()}), " called ",
+                     describe(calls[first], roster));
     separator = ", ";
   }
   return text;
@@ -205,9 +208,9 @@ inline void expect_member(std::string_view role, int member, int members) {
   for (int i = 0; i < static_cast<int>(colors.size()); ++i) {
     if (at(colors, i) != at(colors, member)) continue;
     // Insertion keeps equal keys in rank order.
-    auto place = chosen.end();
-    while (place != chosen.begin() && at(keys, *(place - 1)) > at(keys, i)) --place;
-    chosen.insert(place, i);
+    chosen.push_back(i);
+    for (std::size_t k = chosen.size() - 1; k > 0 && at(keys, chosen[k - 1]) > at(keys, i); --k)
+      std::swap(chosen[k - 1], chosen[k]);
   }
   return chosen;
 }

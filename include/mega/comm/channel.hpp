@@ -7,6 +7,7 @@
 #include <mega/core/view.hpp>
 #include <mega/host/stream.hpp>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -65,6 +66,30 @@ inline void expect_posted(const Edge& edge, std::uint64_t completed, std::uint64
   });
 }
 
+/// Gives way to other ranks, which may share this core, after `polls` questions in vain.
+inline void rest(int polls) {
+  if (polls < 20) return;
+  if (polls < 2000)
+    std::this_thread::yield();
+  else
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+/// poll() of communicators whose ranks share a World. @param rank  the one that waits, global
+template <class Done, class Late>
+void poll(World& world, int rank, const Done& done, const Late& late) {
+  const auto end =
+      std::chrono::steady_clock::now() +
+      std::chrono::duration_cast<std::chrono::steady_clock::duration>(world.deadline());
+  for (int polls = 0; !done(); ++polls) {
+    world.throw_if_failed();
+    if (std::chrono::steady_clock::now() >= end)
+      world.fail_and_throw(
+          rank, Error(ErrorCode::timeout, late("within " + to_string(world.deadline()))));
+    rest(polls);
+  }
+}
+
 /// The state that both halves share. Messages are numbered from 1.
 class Channel {
  public:
@@ -115,6 +140,17 @@ class Channel {
         [&](const std::string& when) { return no_message(edge_, number, when); });
   }
 
+  /// Message `number` is in its slot.
+  [[nodiscard]] bool is_filled(std::uint64_t number) const {
+    std::lock_guard lock(mutex_);
+    return filled_ >= number;
+  }
+  /// A slot for message `number` is posted.
+  [[nodiscard]] bool is_posted(std::uint64_t number) const {
+    std::lock_guard lock(mutex_);
+    return filled_ + slots_.size() + (filling_ ? 1 : 0) >= number;
+  }
+
   /// Forgets the slots, after which their memory may go.
   void close() noexcept {
     std::unique_lock lock(mutex_);
@@ -140,7 +176,7 @@ class Channel {
   const std::shared_ptr<World> world_;
   const Edge edge_;
   const bool alone_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Vector<std::byte>> slots_;  // posted, not yet filled: a few at most
   std::uint64_t filled_ = 0;
@@ -156,7 +192,8 @@ class Channels {
     std::lock_guard lock(mutex_);
     for (std::size_t i = open_.size(); i-- > 0;) {
       if (auto channel = open_[i].lock(); !channel) {
-        open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(i));
+        open_[i].swap(open_.back());
+        open_.pop_back();
       } else if (channel->edge() == edge) {
         return channel;
       }
@@ -184,13 +221,17 @@ class ChannelSender {
   /// @cost  one copy of the message
   template <host::host_stream S>
   void send(S& stream, Vector<const std::byte> message) {
+    ++sent_;
     stream.run([channel = channel_, message, issuer = std::this_thread::get_id()] {
       channel->send(message, issuer);
     });
   }
 
+  [[nodiscard]] bool can_send() const { return channel_->is_posted(sent_ + 1); }
+
  private:
   std::shared_ptr<detail::Channel> channel_;
+  std::uint64_t sent_ = 0;
 };
 
 /// Receiving half of a channel through shared memory. Move-only. Its end takes back the slots that
@@ -225,6 +266,8 @@ class ChannelReceiver {
       channel->complete(number, issuer);
     });
   }
+
+  [[nodiscard]] bool ready() const { return channel_->is_filled(completed_ + 1); }
 
  private:
   std::shared_ptr<detail::Channel> channel_;

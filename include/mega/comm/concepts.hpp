@@ -12,6 +12,7 @@
 ///   Error(timeout) or Error(peer_failed) naming the ranks, the operation and its sequence number.
 #pragma once
 #include <mega/core/device.hpp>
+#include <mega/core/value.hpp>
 #include <mega/core/view.hpp>
 
 #include <bit>
@@ -19,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace mega::inline v0::comm {
@@ -122,10 +124,36 @@ concept has_channels = requires(C& c, int peer, std::uint32_t id) {
 }
 &&sends<typename C::sender, S>&& receives<typename C::receiver, S>;
 
+/// can_send(): as many slots as messages sent so far and one more were posted and are free, so that
+/// one more message would go without waiting for the receiver. Never blocks.
+template <class H>
+concept tells_whether_it_can_send = requires(const H& h) {
+  { h.can_send() } -> std::same_as<bool>;
+};
+
+/// ready(): the oldest posted slot not yet completed is filled. Never blocks.
+template <class H>
+concept tells_whether_it_is_ready = requires(const H& h) {
+  { h.ready() } -> std::same_as<bool>;
+};
+
+/// poll(done, late): asks done() on the calling thread until it gives true, and gives way to others
+/// in between. Throws the echo of another rank's failure; past the deadline it fails the run with
+/// Error(timeout) of the sentence late("within 60 s").
+template <class C>
+concept polls = requires(C& c, bool (*done)(), std::string (*late)(const std::string&)) {
+  c.poll(done, late);
+};
+
+/// The state of channels can be seen from the host: what a rank needs to choose its next action.
+/// For one channel the answers only ever turn from no to yes until it is used again.
+template <class C, class S>
+concept has_channel_queries = has_channels<C, S> && tells_whether_it_can_send<typename C::sender> &&
+    tells_whether_it_is_ready<typename C::receiver> && polls<C>;
+
 /// Everything that the trainer asks of a communicator on streams of type S.
 template <class C, class S>
-concept communicator =
-    std::movable<C> && has_rank_and_size<C> && has_split<C> && has_barrier<C, S> &&
+concept communicator = movable<C> && has_rank_and_size<C> && has_split<C> && has_barrier<C, S> &&
     has_channels<C, S> && has_all_reduce<C, S, float> && has_all_reduce<C, S, double> &&
     has_all_reduce<C, S, std::int64_t> && has_reduce_scatter<C, S, float> &&
     has_all_gather<C, S, float> && has_broadcast<C, S, float> && has_all_to_all<C, S, float>;

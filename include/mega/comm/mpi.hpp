@@ -155,6 +155,20 @@ class MpiWorld {
     }
   }
 
+  /// The same for anything that MPI calls of done() bring about.
+  template <class Done, class Late>
+  void poll(const Done& done, const Late& late) {
+    const auto end =
+        std::chrono::steady_clock::now() +
+        std::chrono::duration_cast<std::chrono::steady_clock::duration>(world_.deadline());
+    for (int polls = 0; !done(); ++polls) {
+      listen();
+      if (std::chrono::steady_clock::now() >= end)
+        fail_and_throw(Error(ErrorCode::timeout, late("within " + to_string(world_.deadline()))));
+      rest(polls);
+    }
+  }
+
   /// Throws the echo of a failure that this rank knows of or has been told.
   void listen() {
     if (!world_.failed()) {
@@ -187,15 +201,6 @@ class MpiWorld {
  private:
   static constexpr int tag_bits = 21;
   static constexpr std::chrono::milliseconds announce_limit{200};
-
-  /// Ranks may share a core, so a rank that waits gives way.
-  static void rest(int polls) {
-    if (polls < 20) return;
-    if (polls < 2000)
-      std::this_thread::yield();
-    else
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
 
   void announce() noexcept {
     const Failure failure = world_.failure();
@@ -263,6 +268,15 @@ class MpiSender {
     });
   }
 
+  [[nodiscard]] bool can_send() const {
+    world_->world().throw_if_failed();
+    int credited = 0;
+    detail::check_mpi(
+        MPI_Iprobe(edge_.destination, tag_, world_->credits(), &credited, MPI_STATUS_IGNORE),
+        "MPI_Iprobe");
+    return credited != 0;
+  }
+
  private:
   std::shared_ptr<detail::MpiWorld> world_;
   Edge edge_;
@@ -321,6 +335,16 @@ class MpiReceiver {
     });
     slots_.pop_front();
     ++completed_;
+  }
+
+  [[nodiscard]] bool ready() const {
+    world_->world().throw_if_failed();
+    if (slots_.empty()) return false;
+    int filled = 0;
+    detail::check_mpi(
+        MPI_Request_get_status(slots_.front().requests[0], &filled, MPI_STATUS_IGNORE),
+        "MPI_Request_get_status");
+    return filled != 0;
   }
 
  private:
@@ -454,6 +478,11 @@ class MpiComm {
   }
   [[nodiscard]] receiver open_receiver(int peer, std::uint32_t id) {
     return {world_, edge(peer, rank_, id), world_->tag(context_, id)};
+  }
+
+  template <class Done, class Late>
+  void poll(const Done& done, const Late& late) {
+    world_->poll(done, late);
   }
 
  private:
@@ -598,6 +627,7 @@ class MpiComm {
 };
 
 static_assert(communicator<MpiComm, host::Stream>);
+static_assert(has_channel_queries<MpiComm, host::Stream>);
 
 struct MpiOptions {
   Seconds deadline = default_deadline;  ///< longest wait of a rank for another

@@ -125,6 +125,23 @@ class DeviceChannel {
     advance(completed_);
   }
 
+  /// The slot of the next message is posted, and its GPU has come to where it is free.
+  [[nodiscard]] bool can_send() const {
+    std::unique_lock lock(mutex_);
+    if (posted_ <= sent_) return false;
+    const Slot& next = *ring_[sent_ % ring_.size()];
+    lock.unlock();
+    return is_done(*next.free);
+  }
+  /// The copy into the oldest slot not yet completed is done.
+  [[nodiscard]] bool ready() const {
+    std::unique_lock lock(mutex_);
+    if (sent_ <= completed_) return false;
+    const Slot& oldest = *ring_[completed_ % ring_.size()];
+    lock.unlock();
+    return is_done(*oldest.filled);
+  }
+
   /// Takes the slots back and waits for the copies into them, after which their memory may go.
   void close() noexcept {
     std::unique_lock lock(mutex_);
@@ -139,6 +156,16 @@ class DeviceChannel {
     Vector<std::byte> memory;
     std::optional<cuda::Event> free, filled;
   };
+
+  static bool is_done(const cuda::Event& event) {
+    const cudaError_t status = cudaEventQuery(event.native());
+    if (status == cudaErrorNotReady) {
+      (void)cudaGetLastError();
+      return false;
+    }
+    cuda::check(status, "cudaEventQuery");
+    return true;
+  }
 
   Slot& next_to_post() {
     std::lock_guard lock(mutex_);
@@ -200,7 +227,7 @@ class DeviceChannel {
 
   const std::shared_ptr<World> world_;
   const Edge edge_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   // Slot n is ring_[n % size]; its address stays when the ring grows.
   std::vector<std::unique_ptr<Slot>> ring_;
@@ -523,6 +550,7 @@ class NcclSender {
   void send(cuda::Stream& stream, Vector<const std::byte> message) {
     channel_->send(stream, message);
   }
+  [[nodiscard]] bool can_send() const { return channel_->can_send(); }
 
  private:
   std::shared_ptr<detail::DeviceChannel> channel_;
@@ -547,6 +575,7 @@ class NcclReceiver {
   /// @sync  holds the host back until the sender's thread has queued the message, and stream until
   ///        it is there
   void complete(cuda::Stream& stream) { channel_->complete(stream); }
+  [[nodiscard]] bool ready() const { return channel_->ready(); }
 
  private:
   std::shared_ptr<detail::DeviceChannel> channel_;
@@ -701,6 +730,11 @@ class NcclComm {
     return receiver(group_->open(peer, rank_, id));
   }
 
+  template <class Done, class Late>
+  void poll(const Done& done, const Late& late) {
+    detail::poll(*group_->world(), global_rank(), done, late);
+  }
+
  private:
   /// Numbers the call and queues it.
   template <class Queue>
@@ -728,6 +762,7 @@ class NcclComm {
 };
 
 static_assert(communicator<NcclComm, cuda::Stream>);
+static_assert(has_channel_queries<NcclComm, cuda::Stream>);
 
 struct GpuOptions {
   Seconds deadline = default_deadline;  ///< longest wait of a rank for another

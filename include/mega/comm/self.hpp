@@ -27,7 +27,7 @@ class SelfComm {
   [[nodiscard]] int rank() const noexcept { return 0; }
   [[nodiscard]] int size() const noexcept { return 1; }
   [[nodiscard]] SelfComm split(int /*color*/, int /*key*/) const {
-    return SelfComm(shared_->world->deadline());
+    return SelfComm(shared_->world.deadline());
   }
 
   template <stream S>
@@ -67,22 +67,30 @@ class SelfComm {
     return receiver(open(peer, id));
   }
 
+  template <class Done, class Late>
+  void poll(const Done& done, const Late& late) const {
+    detail::poll(shared_->world, 0, done, late);
+  }
+
  private:
   struct Shared {
-    explicit Shared(Seconds deadline) : world(std::make_shared<World>(deadline)) {}
-    std::shared_ptr<World> world;
+    explicit Shared(Seconds deadline) : world(deadline) {}
+    World world;
     detail::Channels channels;
   };
 
   std::shared_ptr<detail::Channel> open(int peer, std::uint32_t id) {
     detail::expect_member("channel peer", peer, 1);
-    return shared_->channels.open(shared_->world, {0, 0, id}, true);
+    // A channel that outlives its communicator keeps what they share.
+    return shared_->channels.open(std::shared_ptr<World>(shared_, &shared_->world), {0, 0, id},
+                                  true);
   }
 
   std::shared_ptr<Shared> shared_;
 };
 
 static_assert(communicator<SelfComm, host::Stream>);
+static_assert(has_channel_queries<SelfComm, host::Stream>);
 
 }  // namespace mega::inline v0::comm
 

@@ -49,8 +49,7 @@ class Rendezvous {
       : world_(std::move(world)),
         roster_(roster),
         calls_(static_cast<std::size_t>(roster.size())),
-        arrivals_(calls_.size()),
-        present_(calls_.size(), false) {}
+        places_(calls_.size()) {}
 
   /// Returns once all members have entered with equal calls. The last one runs `complete` before
   /// anybody returns. Throws when the calls differ, somebody fails, or the deadline passes.
@@ -60,14 +59,13 @@ class Rendezvous {
     const auto m = static_cast<std::size_t>(member);
     std::unique_lock lock(mutex_);
     world_->throw_if_failed();
-    expects(!present_[m], ErrorCode::logic, [&] {
+    expects(!places_[m].taken, ErrorCode::logic, [&] {
       return sentence("rank ", roster_.global(member), " called ", describe(call, roster_), " on ",
                       roster_.text(), " while its ", describe(calls_[m], roster_),
                       " still waits; use a communicator from one stream at a time");
     });
     calls_[m] = call;
-    arrivals_[m] = arrival;
-    present_[m] = true;
+    places_[m] = {arrival, true};
     if (count_ + 1 < roster_.size()) {
       ++count_;
       await_others(lock, member);
@@ -92,15 +90,21 @@ class Rendezvous {
 
   /// @pre  between enter() and leave(), or inside enter's `complete`
   [[nodiscard]] const Arrival& arrival(int member) const {
-    return arrivals_[static_cast<std::size_t>(member)];
+    return places_[static_cast<std::size_t>(member)].arrival;
   }
 
  private:
+  struct Place {
+    Arrival arrival;
+    bool taken = false;  // in the present phase
+  };
+
   void expect_agreement(int member) {
     for (const Call& other : calls_) {
       if (other == calls_.front()) continue;
       changed_.notify_all();
-      world_->disagree_and_throw(roster_.global(member), describe_disagreement(calls_, roster_));
+      world_->disagree_and_throw(roster_.global(member),
+                                 describe_disagreement({calls_.data(), calls_.size()}, roster_));
     }
   }
 
@@ -125,7 +129,7 @@ class Rendezvous {
 
   void release(std::unique_lock<std::mutex>& lock) {
     count_ = 0;
-    present_.assign(present_.size(), false);
+    for (Place& place : places_) place.taken = false;
     generation_.fetch_add(1, std::memory_order_release);
     lock.unlock();
     changed_.notify_all();
@@ -134,20 +138,19 @@ class Rendezvous {
   [[nodiscard]] Error late(int member) const {
     std::vector<int> missing;
     for (int i = 0; i < roster_.size(); ++i)
-      if (!present_[static_cast<std::size_t>(i)]) missing.push_back(roster_.global(i));
+      if (!places_[static_cast<std::size_t>(i)].taken) missing.push_back(roster_.global(i));
     return {ErrorCode::timeout,
             sentence(describe(calls_[static_cast<std::size_t>(member)], roster_), " on ",
-                     roster_.text(), ": ", rank_list(missing), " did not arrive within ",
-                     to_string(world_->deadline()))};
+                     roster_.text(), ": ", rank_list({missing.data(), missing.size()}),
+                     " did not arrive within ", to_string(world_->deadline()))};
   }
 
   const std::shared_ptr<World> world_;
   const Roster& roster_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Call> calls_;  // by member
-  std::vector<Arrival> arrivals_;
-  std::vector<char> present_;
+  std::vector<Call> calls_;                   // by member
+  std::vector<Place> places_;                 // by member
   int count_ = 0;                             // members in the present phase
   std::atomic<std::uint64_t> generation_{0};  // phases that all members have passed
 };
@@ -186,9 +189,12 @@ class Group {
     rendezvous_.leave();
   }
 
-  /// @return  the new group of `member` and its rank there
-  [[nodiscard]] std::pair<std::shared_ptr<Group>, int> split(int member, std::uint64_t sequence,
-                                                             int color, int key) {
+  /// A new group of a member and its rank there.
+  struct Membership {
+    std::shared_ptr<Group> group;
+    int rank;
+  };
+  [[nodiscard]] Membership split(int member, std::uint64_t sequence, int color, int key) {
     Seat seat{color, key, nullptr, 0};
     rendezvous_.enter(member, {.operation = Operation::split, .sequence = sequence},
                       {nullptr, &seat}, [&]() noexcept { seat_all(); });
@@ -216,7 +222,8 @@ class Group {
     }
     for (int m = 0; m < size(); ++m) {
       if (out<Seat>(m)->group) continue;
-      const std::vector<int> chosen = split_members(colors, keys, m);
+      const std::vector<int> chosen =
+          split_members({colors.data(), colors.size()}, {keys.data(), keys.size()}, m);
       std::vector<int> members;
       for (const int c : chosen) members.push_back(roster_.global(c));
       const auto group = std::make_shared<Group>(
@@ -355,6 +362,11 @@ class ThreadComm {
     return receiver(group_->open(peer, rank_, id));
   }
 
+  template <class Done, class Late>
+  void poll(const Done& done, const Late& late) {
+    detail::poll(*group_->world(), global_rank(), done, late);
+  }
+
  private:
   /// Numbers the call now, in program order, and queues it.
   template <class S, class Work>
@@ -377,6 +389,7 @@ class ThreadComm {
 };
 
 static_assert(communicator<ThreadComm, host::Stream>);
+static_assert(has_channel_queries<ThreadComm, host::Stream>);
 
 struct ThreadOptions {
   Seconds deadline = default_deadline;  ///< longest wait of a rank for another

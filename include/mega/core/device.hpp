@@ -2,6 +2,8 @@
 /// Models: mega::host::Host, mega::host::HostAsync. A device is a small object, since the
 /// asynchronous host has a seed and a GPU has an ordinal.
 #pragma once
+#include <mega/core/value.hpp>
+
 #include <concepts>
 #include <cstddef>
 
@@ -15,7 +17,7 @@ template <class S>
 concept has_event = requires {
   typename S::event_type;
 }
-&&std::movable<typename S::event_type>;
+&&movable<typename S::event_type>;
 
 template <class S>
 concept records_event = has_event<S> && requires(S& s, typename S::event_type& e) {
@@ -35,11 +37,11 @@ concept synchronizes = requires(S& s) {
 /// Operations find their overload by the stream's type (nn/, optim/), so a stream is also the
 /// compile-time name of its device.
 template <class S>
-concept stream = std::movable<S> && records_event<S> && waits_for_event<S> && synchronizes<S>;
+concept stream = movable<S> && records_event<S> && waits_for_event<S> && synchronizes<S>;
 
 /// A block of device memory: owned, aligned to at least 64 bytes, contents indeterminate.
 template <class M>
-concept device_memory = std::movable<M> && requires(const M& m) {
+concept device_memory = movable<M> && requires(const M& m) {
   { m.data() } -> std::same_as<std::byte*>;
   { m.bytes() } -> std::same_as<std::size_t>;
 };

@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <type_traits>
 
 #if __has_include(<source_location>) && (!defined(__clang__) || __clang_major__ >= 16)
 #include <source_location>
@@ -92,8 +91,6 @@ namespace detail {
 class Part {
  public:
   Part(std::string_view text) noexcept : text_(text) {}
-  Part(const std::string& text) noexcept : text_(text) {}
-  Part(const char* text) noexcept : text_(text) {}
   Part(char letter) : own_(1, letter) {}
   Part(int number) : own_(std::to_string(number)) {}
   Part(long number) : own_(std::to_string(number)) {}
@@ -132,7 +129,7 @@ constexpr void expects(bool holds, ErrorCode code, const Sentence& sentence,
                        SourceLocation at = SourceLocation::current()) {
   if (holds) [[likely]]
     return;
-  if constexpr (std::is_invocable_v<const Sentence&>) {
+  if constexpr (requires { sentence(); }) {
     detail::fail(code, sentence(), at);
   } else {
     detail::fail(code, sentence, at);
@@ -140,8 +137,9 @@ constexpr void expects(bool holds, ErrorCode code, const Sentence& sentence,
 }
 
 /// Concatenates strings and numbers: sentence("tp ", 3, " does not divide heads ", 8).
+/// Parts come by value, so that literals of all lengths share an instantiation.
 template <class... Parts>
-[[nodiscard]] std::string sentence(const Parts&... parts) {
+[[nodiscard]] std::string sentence(Parts... parts) {
   return detail::join({detail::Part(parts)...});
 }
 

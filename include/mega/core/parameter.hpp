@@ -75,13 +75,16 @@ struct ShardRun {
 /// Padding belongs to no run.
 [[nodiscard]] inline std::vector<ShardRun> shard_runs(const Parameter& p, int position,
                                                       int degree) {
-  if (p.shard.replicated()) return {{0, 0, p.size()}};
+  std::vector<ShardRun> runs;
+  if (p.shard.replicated()) {
+    runs.push_back({0, 0, p.size()});
+    return runs;
+  }
   const auto dim = static_cast<std::size_t>(p.shard.dim);
   Index outer = 1, inner = 1;
   for (std::size_t d = 0; d < p.shape.size(); ++d)
     (d < dim ? outer : inner) *= d == dim ? 1 : p.shape[d];
   const Index local_extent = local_shape(p, degree)[dim];
-  std::vector<ShardRun> runs;
   for (Index o = 0; o < outer; ++o) {
     Index global_part = 0, local_part = 0;
     for (const Index part : p.shard.parts) {

@@ -155,7 +155,7 @@ struct UniformStage {
   [[nodiscard]] std::array<Index, 2> edge_extents() const noexcept { return {rows, cols}; }
   [[nodiscard]] std::size_t workspace_bytes() const noexcept { return 0; }
   void bind(std::span<const ParameterView<float>> views) {
-    weights.assign(views.begin(), views.end());
+    weights.assign(views.data(), views.data() + views.size());
   }
 };
 

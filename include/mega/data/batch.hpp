@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <span>
 #include <vector>
 
 namespace mega::inline v0::data {
@@ -42,15 +41,15 @@ class TokenBatch {
     first_in_batch_ = dp_rank * micro_batches * b;
     const Index first = first_global_sample + first_in_batch_;
     for (Index row = 0; row < micro_batches * b; ++row) {
-      const auto tokens = std::span(tokens_).subspan(at(row), length());
-      const auto targets = std::span(targets_).subspan(at(row), length());
+      std::int32_t* const tokens = tokens_.data() + at(row);
+      std::int32_t* const targets = targets_.data() + at(row);
       if (first + row < end) {
         source.read(windows.sample(first + row), window_);
-        std::copy(window_.begin(), window_.end() - 1, tokens.begin());
-        std::copy(window_.begin() + 1, window_.end(), targets.begin());
+        std::copy(window_.begin(), window_.end() - 1, tokens);
+        std::copy(window_.begin() + 1, window_.end(), targets);
       } else {
-        std::fill(tokens.begin(), tokens.end(), 0);
-        std::fill(targets.begin(), targets.end(), ignored_target);
+        std::fill(tokens, tokens + length(), 0);
+        std::fill(targets, targets + length(), ignored_target);
       }
     }
   }

@@ -130,20 +130,20 @@ inline void collect_files(const std::string& directory, std::vector<std::string>
   std::vector<std::string> names;
   errno = 0;
   while (const dirent* const entry = ::readdir(stream)) {
-    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
+    if (entry->d_name[0] != '.') names.push_back(entry->d_name);
     errno = 0;
   }
   const int error = errno;
   ::closedir(stream);
   if (error != 0) refuse(directory, "cannot be read", error);
   for (const auto& name : names) {
-    const std::string path = directory + "/" + name;
+    std::string path = directory + "/" + name;
     struct stat link {};
     if (::lstat(path.c_str(), &link) != 0) refuse(path, "cannot be found", errno);
     if (S_ISDIR(link.st_mode)) {
       collect_files(path, out);
     } else if (S_ISREG(S_ISLNK(link.st_mode) ? status_of(path).st_mode : link.st_mode)) {
-      out.push_back(path);
+      out.push_back(std::move(path));
     }
   }
 }

@@ -45,6 +45,10 @@ inline constexpr std::int32_t all_microbatches = -1;
 
 struct Action {
   ActionKind kind = ActionKind::forward;
+  /// This compute action and the next compute action of the rank's list form a pair whose halves
+  /// run side by side: one forward and one backward, of different micro-batches or chunks. The pair
+  /// begins when both have their inputs; what it produces leaves when both are done.
+  bool with_next = false;
   std::int16_t chunk = 0;  ///< local model chunk of the rank, 0..v-1
   std::int32_t microbatch = 0;
 
@@ -53,7 +57,7 @@ struct Action {
 
 /// Action from plain ints. @pre chunk fits 16 bits
 [[nodiscard]] constexpr Action make_action(ActionKind kind, int chunk, int microbatch) noexcept {
-  return {kind, static_cast<std::int16_t>(chunk), microbatch};
+  return {kind, false, static_cast<std::int16_t>(chunk), microbatch};
 }
 
 /// "forward of chunk 1, micro-batch 3"; "reduce of chunk 1" where all micro-batches are meant.

@@ -5,9 +5,11 @@
 #include <mega/core/context.hpp>
 #include <mega/core/device.hpp>
 #include <mega/core/error.hpp>
+#include <mega/core/hooks.hpp>
 #include <mega/core/stage.hpp>
 #include <mega/dpp/action.hpp>
 #include <mega/dpp/activation_buffers.hpp>
+#include <mega/dpp/dispatch.hpp>
 #include <mega/dpp/ports.hpp>
 
 #include <algorithm>
@@ -51,7 +53,8 @@ struct StepKey {
 /// Everything is queued on `compute` and on one stream a port; the host waits for nothing, and
 /// nothing is allocated after construction. A micro-batch of chunk c lives in slot mb % slots: its
 /// activation is received there, saved tensors stay there, its gradient is received there. The slot
-/// is posted to the sender again when its last backward call has been queued.
+/// is posted to the sender again when its last backward call has been queued. A fused pair runs as
+/// its halves one after the other: on one stream there is nothing to run beside them.
 /// Stages, communicator and hooks must outlive the executor.
 template <device_policy Device, class Comm, class Stage, class HookSet = Hooks<>>
 class Executor {
@@ -82,6 +85,7 @@ class Executor {
         }()),
         arena_(buffers_.workspace, buffers_.workspace_bytes),
         compute_(device.make_stream("compute")) {
+    live_.reserve(placements_.size());
     for (const ChunkPlacement& at : placements_) {
       Ports& port = ports_.emplace_back();
       const auto stage = static_cast<std::uint32_t>(at.position.stage);
@@ -111,6 +115,13 @@ class Executor {
   /// Device memory allocated at construction.
   [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
   [[nodiscard]] int microbatches() const noexcept { return microbatches_; }
+  [[nodiscard]] std::span<const Action> actions() const noexcept { return actions_; }
+  /// Another order of the same actions from the next step on, on all ranks of the pipeline.
+  /// @pre it runs with the slots that the placements have
+  void reorder(std::span<const Action> actions) { actions_.assign(actions.begin(), actions.end()); }
+  /// Most micro-batches that were alive on this rank at once in the last step: forward queued,
+  /// weight gradient not yet.
+  [[nodiscard]] int peak() const noexcept { return peak_; }
 
   /// Device memory: one over the number of valid targets of the global batch, read by loss().
   [[nodiscard]] Vector<float> loss_scale() const noexcept { return buffers_.loss_scale; }
@@ -121,8 +132,16 @@ class Executor {
   /// to; `sink` hears of every chunk whose accumulators are complete.
   template <batch_of<Stage> Batch, gradient_sink<stream_type> Sink>
   void train(const Batch& batch, StepKey key, Sink& sink) {
+    StaticDispatch::dispatcher<Device, Comm> in_order;
+    train(batch, key, sink, in_order);
+  }
+
+  /// The same in the order that `dispatcher` decides: a dispatch policy's, made for actions().
+  template <batch_of<Stage> Batch, gradient_sink<stream_type> Sink, class Dispatcher>
+  void train(const Batch& batch, StepKey key, Sink& sink, Dispatcher& dispatcher) {
     begin(batch, Mode::train, key);
-    for (const Action& a : actions_) perform(a, batch, sink);
+    Step<Batch, Sink> step{*this, batch, sink};
+    dispatcher.run(std::span<const Action>(actions_), step);
   }
 
   /// Queues the forward half only, in the same order. `visit(stage, ctx, out)` sees the last
@@ -133,7 +152,7 @@ class Executor {
     for (const Action& a : actions_) {
       const auto c = static_cast<std::size_t>(a.chunk);
       switch (a.kind) {
-        case ActionKind::recv_forward: ports_[c].activation_in->await(compute_); break;
+        case ActionKind::recv_forward: await(*ports_[c].activation_in, a); break;
         case ActionKind::send_forward: send_forward(c, a.microbatch); break;
         case ActionKind::forward:
           forward(c, a.microbatch, batch);
@@ -171,6 +190,28 @@ class Executor {
     std::optional<Outlet<Device, Comm>> activation_out, gradient_out;
   };
 
+  /// What a dispatcher gets to work with; see dispatch.hpp.
+  template <class Batch, class Sink>
+  struct Step {
+    Executor& executor;
+    const Batch& batch;
+    Sink& sink;
+
+    void perform(const Action& a) { executor.perform(a, batch, sink); }
+    [[nodiscard]] bool has_arrived(const Action& a) const {
+      const Ports& port = executor.ports_[static_cast<std::size_t>(a.chunk)];
+      if (a.kind == ActionKind::forward) return !port.activation_in || port.activation_in->ready();
+      return !gives_input_gradient(a.kind) || !port.gradient_in || port.gradient_in->ready();
+    }
+    [[nodiscard]] bool can_leave(const Action& a) const {
+      const Ports& port = executor.ports_[static_cast<std::size_t>(a.chunk)];
+      if (a.kind == ActionKind::forward)
+        return !port.activation_out || port.activation_out->can_send();
+      return !gives_input_gradient(a.kind) || !port.gradient_out || port.gradient_out->can_send();
+    }
+    [[nodiscard]] stream_type& compute() const noexcept { return executor.compute_; }
+  };
+
   Slot<Stage>& slot(std::size_t chunk, int microbatch) {
     auto& slots = buffers_.chunks[chunk].slots;
     return slots[static_cast<std::size_t>(microbatch) % slots.size()];
@@ -199,6 +240,8 @@ class Executor {
     });
     mode_ = mode;
     key_ = key;
+    peak_ = live_on_rank_ = 0;
+    live_.assign(placements_.size(), 0);
     fill_zero(compute_, buffers_.loss_sums);
     for (int mb = 0; mb < microbatches_; ++mb) {
       const auto i = static_cast<std::size_t>(mb);
@@ -231,8 +274,8 @@ class Executor {
     const auto c = static_cast<std::size_t>(a.chunk);
     const int mb = a.microbatch;
     switch (a.kind) {
-      case ActionKind::recv_forward: ports_[c].activation_in->await(compute_); break;
-      case ActionKind::recv_backward: ports_[c].gradient_in->await(compute_); break;
+      case ActionKind::recv_forward: await(*ports_[c].activation_in, a); break;
+      case ActionKind::recv_backward: await(*ports_[c].gradient_in, a); break;
       case ActionKind::send_forward: send_forward(c, mb); break;
       case ActionKind::send_backward: send_backward(c, mb); break;
       case ActionKind::forward: forward(c, mb, batch); break;
@@ -245,18 +288,42 @@ class Executor {
     }
   }
 
+  /// The span is the time that compute waits.
+  void await(Inlet<Device, Comm>& inlet, const Action& a) {
+    const ChunkPlacement& at = placements_[static_cast<std::size_t>(a.chunk)];
+    const bool forward = a.kind == ActionKind::recv_forward;
+    const ScopedSpan span(hooks_.recorder, compute_,
+                          SpanInfo{to_string(a.kind), a.chunk, a.microbatch, 0,
+                                   forward ? at.previous_rank : at.next_rank});
+    inlet.await(compute_);
+  }
+
   void post_activation(std::size_t c, int mb) {
     if (ports_[c].activation_in) ports_[c].activation_in->post(compute_, bytes_of(slot(c, mb).in));
   }
 
+  /// The micro-batch takes its slot.
+  void occupy(std::size_t c) {
+    const int slots = placements_[c].slots;
+    expects(live_[c] < slots, ErrorCode::usage, [&] {
+      return sentence("the order needs more than the ", slots, " slots of chunk ", c, " (stage ",
+                      placements_[c].position.stage, ")");
+    });
+    ++live_[c];
+    peak_ = std::max(peak_, ++live_on_rank_);
+  }
+
   /// The micro-batch is through with its slot: the next one that will live there may come.
   void release(std::size_t c, int mb) {
+    --live_[c];
+    --live_on_rank_;
     const int next = mb + placements_[c].slots;
     if (next < microbatches_) post_activation(c, next);
   }
 
   template <class Batch>
   void forward(std::size_t c, int mb, const Batch& batch) {
+    occupy(c);
     Slot<Stage>& at = slot(c, mb);
     Ports& port = ports_[c];
     edge out = at.dout;
@@ -418,6 +485,9 @@ class Executor {
   Arena arena_;
   stream_type compute_;
   std::vector<Ports> ports_;
+  std::vector<int> live_;  // micro-batches in the slots of each chunk
+  int live_on_rank_ = 0;
+  int peak_ = 0;
   Mode mode_ = Mode::train;
   StepKey key_;
 };

@@ -1,9 +1,11 @@
 /// @file  Which layers of the model each pipeline stage holds.
 #pragma once
 #include <mega/core/error.hpp>
+#include <mega/dpp/placement.hpp>
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace mega::inline v0::dpp {
@@ -74,7 +76,72 @@ class LayerSplit {
   std::vector<int> counts(static_cast<std::size_t>(stages), layers / stages);
   const int extra = layers % stages;
   for (int i = 0; i < extra; ++i) ++counts[static_cast<std::size_t>(stages - 2 - i)];
-  return {layers, counts};
+  return {layers, {counts.data(), counts.size()}};
+}
+
+/// Layers of the first and the last rank, those of all their chunks together; 0: not fixed.
+struct EndLayers {
+  int first = 0;
+  int last = 0;
+};
+
+/// The ends of the pipeline hold as many layers as `ends` says, evenly over their chunks; the ranks
+/// between them, and an end that is not fixed, share the rest as evenly as possible, later stages
+/// one more than earlier ones where it does not divide, but the last stage never.
+/// Throws Error(usage), with the numbers, for what does not divide or leaves a stage without a
+/// layer. Source: Megatron-LM, options --decoder-{first,last}-pipeline-num-layers, which moreover
+/// want the rest to divide.
+template <placement Placement = LoopPlacement>
+[[nodiscard]] constexpr LayerSplit split_layers(int layers, int p, int v, EndLayers ends,
+                                                Placement place = {}) {
+  if (ends.first == 0 && ends.last == 0) return split_layers(layers, p * v);
+  expects(p >= 2 && v >= 1, ErrorCode::usage, [&] {
+    return sentence("fixing the layers of the first or the last rank takes at least 2 ranks and 1 ",
+                    "chunk a rank, not p ", p, ", v ", v);
+  });
+  const auto expect_holds = [&](const char* which, int count) {
+    expects(count >= 0 && count <= layers, ErrorCode::usage, [&] {
+      return sentence("the ", which, " rank cannot hold ", count, " of ", layers, " layers");
+    });
+    expects(count % v == 0, ErrorCode::usage, [&] {
+      const int below = count / v * v;
+      return sentence("the ", which, " rank cannot hold ", count, " layers in ", v,
+                      " chunks alike; the nearest numbers are ",
+                      below > 0 ? sentence(below, " and ", below + v) : std::to_string(v));
+    });
+  };
+  expect_holds("first", ends.first);
+  expect_holds("last", ends.last);
+  const int rest = layers - ends.first - ends.last;
+  const int sharing = p - (ends.first > 0 ? 1 : 0) - (ends.last > 0 ? 1 : 0);
+  expects(sharing > 0 || rest == 0, ErrorCode::usage, [&] {
+    return sentence("the two ranks hold ", ends.first, " and ", ends.last,
+                    " layers, but the model has ", layers,
+                    "; leave one of the two numbers out, and that rank holds the rest");
+  });
+  expects(rest >= sharing * v, ErrorCode::usage, [&] {
+    return sentence("the first rank's ", ends.first, " and the last rank's ", ends.last, " of ",
+                    layers, " layers leave ", rest, " for ", sharing * v,
+                    " stages, each of which needs one; ",
+                    layers > sharing * v ? sentence("fix at most ", layers - sharing * v, " in all")
+                                         : std::string("use fewer stages"));
+  });
+  const int stages = p * v;
+  std::vector<int> counts(static_cast<std::size_t>(stages), 0);
+  int extra = sharing > 0 ? rest % (sharing * v) : 0;
+  for (int s = stages - 1; s >= 0; --s) {
+    const int rank = place.rank_of(s, p, v);
+    int& count = counts[static_cast<std::size_t>(s)];
+    if (rank == 0 && ends.first > 0) {
+      count = ends.first / v;
+    } else if (rank == p - 1 && ends.last > 0) {
+      count = ends.last / v;
+    } else {
+      count = rest / (sharing * v);
+      if (extra > 0 && s + 1 < stages) ++count, --extra;
+    }
+  }
+  return {layers, {counts.data(), counts.size()}};
 }
 
 }  // namespace mega::inline v0::dpp

@@ -41,6 +41,10 @@ class Outlet {
     stream_.record(sent_[index(k)]);
   }
 
+  /// One more message would find its slot at once. A buffer is then free as soon as the copies
+  /// under way are done, since messages take slots in their order.
+  [[nodiscard]] bool can_send() const { return sender_.can_send(); }
+
   void synchronize() { stream_.synchronize(); }
 
  private:
@@ -71,6 +75,9 @@ class Inlet {
     stream_.record(arrived_);
     compute.wait(arrived_);
   }
+
+  /// The oldest posted slot is filled: await() would hold nothing back.
+  [[nodiscard]] bool ready() const { return receiver_.ready(); }
 
   void synchronize() { stream_.synchronize(); }
 

@@ -49,7 +49,7 @@ class Schedule {
                                                      const std::vector<std::vector<Action>>& lists,
                                                      Placement place = {}) {
     Schedule made(static_cast<int>(lists.size()), m, v, place);
-    for (const auto& list : lists) made.append(list);
+    for (const auto& list : lists) made.append({list.data(), list.size()});
     return made;
   }
 
@@ -75,8 +75,8 @@ class Schedule {
       : p_(other.p),
         m_(other.m),
         v_(other.v),
-        stage_of_(other.stage_of.begin(), other.stage_of.end()),
-        place_of_(other.place_of.begin(), other.place_of.end()) {
+        stage_of_(other.stage_of.data(), other.stage_of.data() + other.stage_of.size()),
+        place_of_(other.place_of.data(), other.place_of.data() + other.place_of.size()) {
     first_.push_back(0);
   }
 
@@ -84,12 +84,18 @@ class Schedule {
   constexpr void append(std::span<const Action> list) {
     expects(first_.size() <= static_cast<std::size_t>(p_), ErrorCode::logic,
             [&] { return sentence("all ", p_, " ranks of the schedule have their list already"); });
-    actions_.insert(actions_.end(), list.begin(), list.end());
+    for (const Action& a : list) actions_.push_back(a);
     first_.push_back(static_cast<int>(actions_.size()));
   }
 
   [[nodiscard]] constexpr ScheduleView view() const noexcept {
-    return {p_, m_, v_, stage_of_, place_of_, actions_, first_};
+    return {p_,
+            m_,
+            v_,
+            {stage_of_.data(), stage_of_.size()},
+            {place_of_.data(), place_of_.size()},
+            {actions_.data(), actions_.size()},
+            {first_.data(), first_.size()}};
   }
   // NOLINTNEXTLINE(google-explicit-constructor): a Schedule is read wherever a view is.
   constexpr operator ScheduleView() const noexcept { return view(); }
@@ -109,11 +115,16 @@ class Schedule {
 };
 
 /// The compute actions of all ranks in the policy's order; lower() makes them executable.
+/// @param place  where the policy brings no placement of its own
 /// Throws Error(usage) where the policy refuses p, m or v.
 template <traversal_policy Policy, placement Placement = LoopPlacement>
 [[nodiscard]] constexpr Schedule make_schedule(const Policy& policy, int p, int m, int v,
                                                Placement place = {}) {
-  Schedule made(p, m, v, place);
+  Schedule made(p, m, v, placement_of(policy, place));
+  if constexpr (orders_all_ranks<Policy>) {
+    for (const auto& list : policy.orders(p, m, v)) made.append(list);
+    return made;
+  }
   std::vector<Action> list(static_cast<std::size_t>(policy.length(p, m, v)), Action{});
   for (int rank = 0; rank < p; ++rank) {
     const int count = policy.order(rank, p, m, v, list);
@@ -135,6 +146,8 @@ struct Lowering {
 ///   tied_reduce  with tied_ends, on the ranks of the first and the last stage: after all their
 ///                backwards, because the two ranks wait for each other there; the reduce of the
 ///                tied chunks comes after it, since data-parallel sums take the tied sum as input
+/// Nothing comes between the halves of a fused pair: what either consumes arrives before the pair,
+/// what either produces leaves behind it.
 /// Of a send the chunk is the producing one, of a recv the consuming one.
 /// The pass is mechanical and accepts any order; verify() judges the result.
 [[nodiscard]] constexpr Schedule lower(const ScheduleView& compute, Lowering options = {}) {
@@ -143,12 +156,14 @@ struct Lowering {
   const int last_stage = compute.stages() - 1;
   std::vector<Action> list;
   std::vector<int> gradients_left(static_cast<std::size_t>(compute.v), 0);
+  const auto computes = [&](const Action& a) {
+    return is_compute(a.kind) && 0 <= a.chunk && a.chunk < compute.v;
+  };
   for (int rank = 0; rank < compute.p; ++rank) {
     list.clear();
     for (int& left : gradients_left) left = 0;
     for (const Action& a : compute.of_rank(rank)) {
-      const bool known = 0 <= a.chunk && a.chunk < compute.v;
-      if (known && gives_weight_gradient(a.kind)) {
+      if (computes(a) && gives_weight_gradient(a.kind)) {
         ++gradients_left[static_cast<std::size_t>(a.chunk)];
       }
     }
@@ -156,24 +171,36 @@ struct Lowering {
       const int stage = compute.stage(rank, chunk);
       return options.tied_ends && (stage == 0 || stage == last_stage);
     };
-    for (const Action& a : compute.of_rank(rank)) {
-      if (!is_compute(a.kind) || a.chunk < 0 || a.chunk >= compute.v) {
-        list.push_back(a);
-        continue;
-      }
+    const auto put = [&](ActionKind kind, const Action& of) {
+      list.push_back(make_action(kind, of.chunk, of.microbatch));
+    };
+    const auto put_inputs = [&](const Action& a) {
+      if (!computes(a)) return;
       const int stage = compute.stage(rank, a.chunk);
-      const auto put = [&](ActionKind kind) {
-        list.push_back(make_action(kind, a.chunk, a.microbatch));
-      };
-      if (a.kind == forward && stage > 0) put(recv_forward);
-      if (gives_input_gradient(a.kind)) put(stage == last_stage ? loss : recv_backward);
-      list.push_back(a);
-      if (a.kind == forward && stage < last_stage) put(send_forward);
-      if (gives_input_gradient(a.kind) && stage > 0) put(send_backward);
+      if (a.kind == forward && stage > 0) put(recv_forward, a);
+      if (gives_input_gradient(a.kind)) put(stage == last_stage ? loss : recv_backward, a);
+    };
+    const auto put_outputs = [&](const Action& a) {
+      if (!computes(a)) return;
+      const int stage = compute.stage(rank, a.chunk);
+      if (a.kind == forward && stage < last_stage) put(send_forward, a);
+      if (gives_input_gradient(a.kind) && stage > 0) put(send_backward, a);
       if (gives_weight_gradient(a.kind) &&
           --gradients_left[static_cast<std::size_t>(a.chunk)] == 0 && !is_tied(a.chunk)) {
         list.push_back(make_action(reduce, a.chunk, all_microbatches));
       }
+    };
+    const auto order = compute.of_rank(rank);
+    const Action* const end = order.data() + order.size();
+    for (const Action* at = order.data(); at != end;) {
+      const Action& a = *at++;
+      const Action* partner = a.with_next && at != end ? at++ : nullptr;
+      put_inputs(a);
+      if (partner != nullptr) put_inputs(*partner);
+      list.push_back(a);
+      if (partner != nullptr) list.push_back(*partner);
+      put_outputs(a);
+      if (partner != nullptr) put_outputs(*partner);
     }
     bool summed = false;
     for (int chunk = 0; chunk < compute.v; ++chunk) {
@@ -184,7 +211,7 @@ struct Lowering {
     for (int chunk = 0; chunk < compute.v; ++chunk) {
       if (is_tied(chunk)) list.push_back(make_action(reduce, chunk, all_microbatches));
     }
-    made.append(list);
+    made.append({list.data(), list.size()});
   }
   return made;
 }

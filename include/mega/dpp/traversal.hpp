@@ -4,17 +4,19 @@
 /// A traversal policy is a small value with
 ///   length(p, m, v)              how many compute actions a rank has
 ///   order(rank, p, m, v, out)    writes them to `out` in the order of execution, returns how many
-/// Both are constexpr and allocate nothing. Every policy keeps the micro-batches of one chunk in
+/// Both are constexpr. Every policy keeps the micro-batches of one chunk in
 /// ascending order, forwards and backwards alike, so gradients add up in the same order whatever
 /// the traversal.
 #pragma once
 #include <mega/core/error.hpp>
+#include <mega/core/value.hpp>
 #include <mega/dpp/action.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace mega::inline v0::dpp {
 
@@ -34,9 +36,23 @@ concept writes_traversal_order = requires(const P policy, int rank, int p, int m
   { policy.order(rank, p, m, v, out) } -> std::same_as<int>;
 };
 
+/// A policy whose ranks' orders come out of one construction gives them all at once, as well as one
+/// by one: orders(p, m, v) returns the list of every rank.
 template <class P>
-concept traversal_policy = std::semiregular<P> && has_traversal_name<P> &&
-    gives_traversal_length<P> && writes_traversal_order<P>;
+concept orders_all_ranks = requires(const P policy, int p, int m, int v) {
+  { policy.orders(p, m, v) } -> std::same_as<std::vector<std::vector<Action>>>;
+};
+
+template <class P>
+concept traversal_policy = semiregular<P> && has_traversal_name<P> && gives_traversal_length<P> &&
+    writes_traversal_order<P>;
+
+/// A policy whose order changes between steps names all that it may become, itself among them:
+/// alternatives(p, m). Slots are made for every one of them.
+template <class P>
+concept names_alternatives = requires(const P policy, int p, int m) {
+  { policy.alternatives(p, m) } -> std::same_as<std::vector<P>>;
+};
 
 namespace detail {
 
@@ -156,7 +172,7 @@ concept gives_group_size = requires(const D dial, int p, int m) {
 };
 
 template <class D>
-concept traversal_dial = std::semiregular<D> && has_traversal_name<D> && gives_group_size<D>;
+concept traversal_dial = semiregular<D> && has_traversal_name<D> && gives_group_size<D>;
 
 /// Interleaved 1F1B over the chunk x micro-batch matrix, with the dial's micro-batch group size g.
 /// Right for every p, m, v >= 1 on LoopPlacement; with v = 1 it is 1F1B and g has no meaning.

@@ -1,11 +1,12 @@
 /// @file  Proof that a lowered schedule is complete, ordered and free of deadlock, with its peak of
 /// live activations. The same functions serve static_assert (small pipelines) and start-up (all).
 ///
-/// Model of a run: every rank executes its list in order. Chunk c of a rank owns a fixed number of
-/// slots. send_forward completes once the next stage's chunk has a free slot; the slot is free
-/// again after that micro-batch's weight gradient. The first stage takes a slot at its forward.
-/// Gradients travel back through the same slots, so send_backward never blocks. A recv waits for
-/// the data. One ordered channel joins two consecutive stages in each direction.
+/// Model of a run: every rank executes its list in order. One ordered channel joins two consecutive
+/// stages in each direction, and a recv waits for the data. tied_reduce waits for the other rank of
+/// the tied pair. Both halves of a fused pair begin together, once both may. Chunk c of a rank owns
+/// a fixed number of slots: a micro-batch takes one when it arrives, on the first stage when its
+/// forward begins, and gives it back after its weight gradient. Gradients travel back through the
+/// same slots and want none of their own. What a send waits for is the Transport's.
 #pragma once
 #include <mega/core/error.hpp>
 #include <mega/dpp/action.hpp>
@@ -20,14 +21,47 @@
 
 namespace mega::inline v0::dpp {
 
+/// How messages travel between ranks, as far as waiting goes. Whatever the kind, a hop between two
+/// stages of one rank never waits for a receiver.
+struct Transport {
+  enum class Kind : std::uint8_t {
+    /// Slots are posted ahead: send_forward waits until the receiving chunk has a free slot and
+    /// takes it, send_backward never waits. The executor never waits for more than this: its sends
+    /// leave from two out-buffers on streams of their own.
+    slots,
+    /// Nothing is posted ahead: a message stays with its sender until the receiver's list has come
+    /// to the recv, which on the forward way takes a slot. Sends run beside the list, which goes on
+    /// until it wants an out-buffer again: the action that makes a message waits until fewer than
+    /// `buffers` earlier ones of its channel are left. With 0 buffers the send itself waits.
+    rendezvous,
+    /// One stream a rank and no tags, as batched NCCL sends and receives: those that stand next to
+    /// each other in a list begin together, each ends when its other end has begun as well, and the
+    /// list goes on when all have ended. A recv_forward takes a slot when it begins. All messages
+    /// from one rank to another share one queue, so they must be received in the order in which
+    /// they are sent, whatever their stage and direction.
+    /// Source: pytorch issue 172668, a schedule that hung on rendezvous after a buffered dry run.
+    blocking,
+  };
+
+  Kind kind = Kind::slots;
+  int buffers = 0;  ///< rendezvous: out-buffers of each channel
+
+  [[nodiscard]] static constexpr Transport slots() noexcept { return {}; }
+  [[nodiscard]] static constexpr Transport rendezvous(int buffers = 2) noexcept {
+    return {Kind::rendezvous, buffers};
+  }
+  [[nodiscard]] static constexpr Transport blocking() noexcept { return {Kind::blocking, 0}; }
+};
+
 enum class Fault : std::uint8_t {
   none,
   out_of_place,  ///< chunk, micro-batch or neighbour that the rank does not have
   duplicate,     ///< an action that has been there before, or would compute a gradient twice
   missing,       ///< an action that the rank's list lacks
+  bad_pair,      ///< with_next where no forward and backward that may run side by side follow
   out_of_order,  ///< micro-batches of one chunk not ascending: gradients would add up differently
   dependency,    ///< an action before one of the same rank that it needs
-  unmatched,     ///< the order of a channel's receives differs from that of its sends
+  unmatched,     ///< the order of a queue's receives differs from that of its sends
   deadlock,      ///< ranks wait for each other in a cycle
 };
 
@@ -37,6 +71,7 @@ enum class Fault : std::uint8_t {
     case Fault::out_of_place: return "out of place";
     case Fault::duplicate: return "duplicate";
     case Fault::missing: return "missing";
+    case Fault::bad_pair: return "bad pair";
     case Fault::out_of_order: return "out of order";
     case Fault::dependency: return "dependency";
     case Fault::unmatched: return "unmatched";
@@ -47,10 +82,17 @@ enum class Fault : std::uint8_t {
 
 /// A rank that cannot go on, and the rank it waits for.
 struct Blocked {
+  enum class Want : std::uint8_t {
+    other_end,  ///< the peer's matching send, recv or tied_reduce
+    slot,       ///< one of the peer's slots, or of its own
+    buffer,     ///< an out-buffer whose message the peer has not received
+  };
+
   int rank = 0;
   int position = 0;  ///< in the rank's list
   Action action{};
   int waits_for = 0;
+  Want wants = Want::other_end;
 };
 
 /// What verify() found. Fault, rank, position and action describe the first fault only; a missing
@@ -76,31 +118,69 @@ namespace detail {
   return static_cast<std::size_t>(i);
 }
 
+/// A rank's list between plain pointers, which the compiler walks at a fraction of the cost of the
+/// iterators of a span.
+struct RankList {
+  const Action* first;
+  const Action* last;
+
+  [[nodiscard]] constexpr const Action* begin() const noexcept { return first; }
+  [[nodiscard]] constexpr const Action* end() const noexcept { return last; }
+  [[nodiscard]] constexpr int size() const noexcept { return static_cast<int>(last - first); }
+};
+
+[[nodiscard]] constexpr RankList list_of(const ScheduleView& s, int rank) noexcept {
+  const Action* all = s.actions.data();
+  return {all + s.first[index(rank)], all + s.first[index(rank + 1)]};
+}
+
+/// Channels by the stage that sends: 2*stage forwards, 2*stage + 1 backwards.
+/// @return the channel of a send or recv of the stage, else -1
+[[nodiscard]] constexpr int channel_of(ActionKind kind, int stage) noexcept {
+  switch (kind) {
+    case ActionKind::send_forward: return 2 * stage;
+    case ActionKind::send_backward: return 2 * stage + 1;
+    case ActionKind::recv_forward: return 2 * (stage - 1);
+    case ActionKind::recv_backward: return 2 * (stage + 1) + 1;
+    default: return -1;
+  }
+}
+
+/// The rank at the other end of the channel seen from one of its two stages.
+[[nodiscard]] constexpr int receiver_of(const ScheduleView& s, int channel) noexcept {
+  return s.rank_of(channel % 2 == 0 ? channel / 2 + 1 : channel / 2 - 1);
+}
+[[nodiscard]] constexpr int sender_of(const ScheduleView& s, int channel) noexcept {
+  return s.rank_of(channel / 2);
+}
+
+[[nodiscard]] constexpr bool is_recv(ActionKind kind) noexcept {
+  return kind == ActionKind::recv_forward || kind == ActionKind::recv_backward;
+}
+
 /// Executes the lists against each other. Whether they all end does not depend on the order in
-/// which ranks are advanced: every slot pool and every channel has one producer and one consumer.
-class SlotRun {
+/// which ranks are advanced: every slot pool, buffer pool and channel has one producer and one
+/// consumer, and nothing that an action waits for is taken away again.
+class ListRun {
  public:
   /// @param slots  [p*v] by place; empty = as many as wanted
-  constexpr SlotRun(const ScheduleView& schedule, std::span<const int> slots)
+  constexpr ListRun(const ScheduleView& schedule, std::span<const int> slots, Transport transport)
       : s_(schedule),
         slots_(slots),
-        next_(index(s_.p), 0),
+        transport_(transport),
+        front_(index(s_.p), Front{}),
         occupied_(index(s_.stages()), 0),
-        sent_(index(2 * s_.stages()), 0),
-        received_(index(2 * s_.stages()), 0),
+        traffic_(index(2 * s_.stages()), Traffic{}),
         at_tied_(index(s_.p), 0) {}
-  constexpr ~SlotRun() = default;  // nvcc 13 does not see that the implicit one is constexpr
+  constexpr ~ListRun() = default;  // nvcc 13 does not see that the implicit one is constexpr
 
   /// True when every rank reaches the end of its list.
   constexpr bool finish() {
     for (bool progress = true; progress;) {
       progress = false;
       for (int rank = 0; rank < s_.p; ++rank) {
-        const auto list = s_.of_rank(rank);
-        int& at = next_[index(rank)];
-        for (; index(at) < list.size() && try_complete(rank, list[index(at)]); ++at) {
-          progress = true;
-        }
+        const RankList list = list_of(s_, rank);
+        while (advance(rank, list)) progress = true;
       }
     }
     for (int rank = 0; rank < s_.p; ++rank) {
@@ -113,103 +193,205 @@ class SlotRun {
   [[nodiscard]] constexpr std::vector<Blocked> cycle() const {
     int rank = 0;
     while (ended(rank)) ++rank;
-    for (int step = 0; step < s_.p; ++step) rank = waits_for(rank);
+    for (int step = 0; step < s_.p; ++step) rank = blocked(rank).waits_for;
     int lowest = rank;
-    for (int r = waits_for(rank); r != rank; r = waits_for(r)) lowest = r < lowest ? r : lowest;
+    for (int r = blocked(rank).waits_for; r != rank; r = blocked(r).waits_for) {
+      lowest = r < lowest ? r : lowest;
+    }
     std::vector<Blocked> found;
     rank = lowest;
     do {
-      found.push_back({rank, next_[index(rank)], waiting(rank), waits_for(rank)});
-      rank = waits_for(rank);
+      found.push_back(blocked(rank));
+      rank = found.back().waits_for;
     } while (rank != lowest);
     return found;
   }
 
-  /// Stage whose slots the action takes one of, or -1.
-  [[nodiscard]] constexpr int takes_slot_of(int rank, const Action& a) const {
-    const int stage = s_.stage(rank, a.chunk);
-    if (a.kind == ActionKind::send_forward) return stage + 1;
-    return a.kind == ActionKind::forward && stage == 0 ? 0 : -1;
+  /// Stage whose slots an action of `stage` takes one of, or -1.
+  [[nodiscard]] constexpr int takes_slot_of(ActionKind kind, int stage) const noexcept {
+    using enum ActionKind;
+    const bool ahead = transport_.kind == Transport::Kind::slots;
+    if (kind == send_forward) return ahead ? stage + 1 : -1;
+    if (kind == recv_forward) return ahead ? -1 : stage;
+    return kind == forward && stage == 0 ? 0 : -1;
   }
 
  private:
-  // Channels by the stage that sends: 2*stage forwards, 2*stage + 1 backwards.
-  constexpr bool try_complete(int rank, const Action& a) {
-    using enum ActionKind;
-    const int stage = s_.stage(rank, a.chunk);
-    if (const int target = takes_slot_of(rank, a); target >= 0) {
-      int& occupied = occupied_[index(target)];
-      if (!slots_.empty() && occupied >= slots_[index(s_.place_of[index(target)])]) return false;
-      ++occupied;
-    }
-    switch (a.kind) {
-      case send_forward: ++sent_[index(2 * stage)]; break;
-      case send_backward: ++sent_[index(2 * stage + 1)]; break;
-      case recv_forward: return receive(2 * (stage - 1));
-      case recv_backward: return receive(2 * (stage + 1) + 1);
-      case backward:
-      case backward_weight: --occupied_[index(stage)]; break;
-      case tied_reduce: at_tied_[index(rank)] = 1; return at_tied_[index(tied_peer(rank))] != 0;
-      default: break;
-    }
+  /// Where a rank stands. The actions next..end-1 begin together; those before `begun` have.
+  struct Front {
+    int next = 0;
+    int begun = 0;
+    int end = 0;
+  };
+  /// Messages of a channel.
+  struct Traffic {
+    int made = 0;
+    int sent = 0;      ///< send begun
+    int left = 0;      ///< send ended
+    int awaited = 0;   ///< recv begun
+    int received = 0;  ///< recv ended
+  };
+
+  constexpr bool advance(int rank, RankList list) {
+    Front& at = front_[index(rank)];
+    if (list.first + at.next == list.last) return false;
+    if (at.next == at.end) at.end = end_of_step(rank, list, at.next);
+    bool moved = false;
+    for (; at.begun < at.end && begin(rank, list.first[at.begun]); ++at.begun) moved = true;
+    if (at.begun < at.end || !complete(rank, list.first[at.next])) return moved;
+    ++at.next;
     return true;
   }
 
-  constexpr bool receive(int channel) {
-    if (received_[index(channel)] == sent_[index(channel)]) return false;
-    ++received_[index(channel)];
+  /// End of the actions that begin together with the one at `position`.
+  [[nodiscard]] constexpr int end_of_step(int rank, RankList list, int position) const {
+    if (list.first[position].with_next) return position + 2;
+    int end = position + 1;
+    if (transport_.kind == Transport::Kind::blocking && crosses(rank, list.first[position])) {
+      while (list.first + end != list.last && crosses(rank, list.first[end])) ++end;
+    }
+    return end;
+  }
+
+  /// A send or recv whose other end is on another rank.
+  [[nodiscard]] constexpr bool crosses(int rank, const Action& a) const {
+    const int channel = channel_of(a.kind, s_.stage(rank, a.chunk));
+    return channel >= 0 && !stays(channel);
+  }
+  [[nodiscard]] constexpr bool stays(int channel) const {
+    return sender_of(s_, channel) == receiver_of(s_, channel);
+  }
+
+  /// Channel in one of whose out-buffers an action of `stage` puts its result, or -1.
+  [[nodiscard]] constexpr int fills_buffer_of(ActionKind kind, int stage) const {
+    int channel = -1;
+    if (kind == ActionKind::forward && stage < s_.stages() - 1) channel = 2 * stage;
+    if (gives_input_gradient(kind) && stage > 0) channel = 2 * stage + 1;
+    return channel < 0 || stays(channel) ? -1 : channel;
+  }
+
+  [[nodiscard]] constexpr bool lacks_slot(int stage) const {
+    return stage >= 0 && !slots_.empty() &&
+           occupied_[index(stage)] >= slots_[index(s_.place_of[index(stage)])];
+  }
+  [[nodiscard]] constexpr bool lacks_buffer(int channel) const {
+    const Traffic& messages = traffic_[index(channel)];
+    return messages.made - messages.received >= transport_.buffers;
+  }
+
+  /// Takes what the action must have before it begins; false where there is none.
+  constexpr bool begin(int rank, const Action& a) {
+    using enum ActionKind;
+    switch (a.kind) {
+      case tied_reduce: at_tied_[index(rank)] = 1; return true;
+      case backward_weight:
+      case loss:
+      case reduce: return true;
+      default: break;
+    }
+    const int stage = s_.stage(rank, a.chunk);
+    const int slot = takes_slot_of(a.kind, stage);
+    const int buffer = transport_.buffers > 0 ? fills_buffer_of(a.kind, stage) : -1;
+    if (slot >= 0 && lacks_slot(slot)) return false;
+    if (buffer >= 0 && lacks_buffer(buffer)) return false;
+    if (slot >= 0) ++occupied_[index(slot)];
+    if (buffer >= 0) ++traffic_[index(buffer)].made;
+    if (is_compute(a.kind)) return true;
+    Traffic& messages = traffic_[index(channel_of(a.kind, stage))];
+    ++(is_recv(a.kind) ? messages.awaited : messages.sent);
+    return true;
+  }
+
+  /// False where the action's other end has not begun.
+  constexpr bool complete(int rank, const Action& a) {
+    using enum ActionKind;
+    switch (a.kind) {
+      case backward:
+      case backward_weight: --occupied_[index(s_.stage(rank, a.chunk))]; return true;
+      case recv_forward:
+      case recv_backward: {
+        Traffic& messages = traffic_[index(channel_of(a.kind, s_.stage(rank, a.chunk)))];
+        if (messages.received == messages.sent) return false;
+        ++messages.received;
+        return true;
+      }
+      case send_forward:
+      case send_backward: return !holds_sender() || has_left(rank, a);
+      case tied_reduce: return at_tied_[index(tied_peer(rank))] != 0;
+      default: return true;
+    }
+  }
+  /// Whether a send waits until its message is received.
+  [[nodiscard]] constexpr bool holds_sender() const noexcept {
+    return transport_.kind != Transport::Kind::slots && transport_.buffers == 0;
+  }
+  constexpr bool has_left(int rank, const Action& send) {
+    const int channel = channel_of(send.kind, s_.stage(rank, send.chunk));
+    Traffic& messages = traffic_[index(channel)];
+    if (!stays(channel) && messages.left == messages.awaited) return false;
+    ++messages.left;
     return true;
   }
 
   [[nodiscard]] constexpr bool ended(int rank) const {
-    return index(next_[index(rank)]) == s_.of_rank(rank).size();
-  }
-  [[nodiscard]] constexpr Action waiting(int rank) const {
-    return s_.of_rank(rank)[index(next_[index(rank)])];
+    return index(front_[index(rank)].next) == s_.of_rank(rank).size();
   }
   [[nodiscard]] constexpr int tied_peer(int rank) const {
     const int first = s_.rank_of(0);
     return rank == first ? s_.rank_of(s_.stages() - 1) : first;
   }
-  [[nodiscard]] constexpr int waits_for(int rank) const {
-    const Action a = waiting(rank);
-    const int stage = s_.stage(rank, a.chunk);
-    switch (a.kind) {
-      case ActionKind::recv_forward: return s_.rank_of(stage - 1);
-      case ActionKind::recv_backward: return s_.rank_of(stage + 1);
-      case ActionKind::tied_reduce: return tied_peer(rank);
-      default: return s_.rank_of(takes_slot_of(rank, a));
+  /// What a rank that cannot go on waits for.
+  [[nodiscard]] constexpr Blocked blocked(int rank) const {
+    const Front& at = front_[index(rank)];
+    Blocked found{.rank = rank, .position = at.begun < at.end ? at.begun : at.next};
+    found.action = s_.of_rank(rank)[index(found.position)];
+    const ActionKind kind = found.action.kind;
+    const int stage = s_.stage(rank, found.action.chunk);
+    const int slot = takes_slot_of(kind, stage);
+    const int channel = channel_of(kind, stage);
+    if (at.begun < at.end && lacks_slot(slot)) {
+      found.wants = Blocked::Want::slot;
+      found.waits_for = s_.rank_of(slot);
+    } else if (at.begun < at.end) {
+      found.wants = Blocked::Want::buffer;
+      found.waits_for = receiver_of(s_, fills_buffer_of(kind, stage));
+    } else if (channel < 0) {
+      found.waits_for = tied_peer(rank);
+    } else {
+      found.waits_for = is_recv(kind) ? sender_of(s_, channel) : receiver_of(s_, channel);
     }
+    return found;
   }
 
   ScheduleView s_;
   std::span<const int> slots_;
-  std::vector<int> next_;
-  std::vector<int> occupied_;
-  std::vector<int> sent_;
-  std::vector<int> received_;
+  Transport transport_;
+  std::vector<Front> front_;
+  std::vector<int> occupied_;     // by stage
+  std::vector<Traffic> traffic_;  // by channel
   std::vector<int> at_tied_;
 };
 
 /// The checks of verify(), each of which relies on the ones before it.
 class ScheduleCheck {
  public:
-  constexpr explicit ScheduleCheck(const ScheduleView& schedule) : s_(schedule) {}
+  constexpr ScheduleCheck(const ScheduleView& schedule, Transport transport)
+      : s_(schedule), transport_(transport) {}
 
   constexpr Verdict run(std::span<const int> slots) {
-    if (places_known_and_unique() && complete() && ordered() && matched()) finishes(slots);
+    if (places_known_and_unique() && complete() && paired() && ordered() && matched()) {
+      finishes(slots);
+    }
     return verdict_;
   }
 
  private:
-  using Seen = std::uint16_t;  // one bit an ActionKind
+  using Seen = int;  // one bit an ActionKind
 
-  static constexpr Seen bit(ActionKind kind) noexcept {
-    return static_cast<Seen>(1U << static_cast<unsigned>(kind));
-  }
+  static constexpr Seen bit(ActionKind kind) noexcept { return 1 << static_cast<int>(kind); }
   template <class... Kinds>
   static constexpr Seen bits(Kinds... kinds) noexcept {
-    return static_cast<Seen>((0U | ... | bit(kinds)));
+    return (0 | ... | bit(kinds));
   }
 
   constexpr bool fail(Fault fault, int rank, int position, const Action& action) {
@@ -245,7 +427,7 @@ class ScheduleCheck {
     tied_.assign(index(s_.p), 0);
     for (int rank = 0; rank < s_.p; ++rank) {
       int position = 0;
-      for (const Action& a : s_.of_rank(rank)) {
+      for (const Action& a : list_of(s_, rank)) {
         if (!belongs(rank, a)) return fail(Fault::out_of_place, rank, position, a);
         Seen& before = seen(s_.stage(rank, a.chunk), a.microbatch);
         Seen excluded = bit(a.kind);
@@ -300,6 +482,25 @@ class ScheduleCheck {
     return true;
   }
 
+  constexpr bool paired() {
+    for (int rank = 0; rank < s_.p; ++rank) {
+      const RankList list = list_of(s_, rank);
+      for (const Action* a = list.first; a != list.last; ++a) {
+        if (!a->with_next) continue;
+        if (a + 1 != list.last && is_pair(*a, a[1])) continue;
+        return fail(Fault::bad_pair, rank, static_cast<int>(a - list.first), *a);
+      }
+    }
+    return true;
+  }
+  static constexpr bool is_pair(const Action& first, const Action& second) noexcept {
+    const bool directions =
+        (first.kind == ActionKind::forward && gives_input_gradient(second.kind)) ||
+        (second.kind == ActionKind::forward && gives_input_gradient(first.kind));
+    const bool same = first.chunk == second.chunk && first.microbatch == second.microbatch;
+    return directions && !same && !second.with_next;
+  }
+
   /// Kinds that must stand before `a` in the same list, for the same chunk and micro-batch.
   [[nodiscard]] constexpr Seen needs(const Action& a, int stage) const {
     using enum ActionKind;
@@ -328,7 +529,12 @@ class ScheduleCheck {
       int live_on_rank = 0;
       int position = -1;
       bool tied_done = tied_[index(rank)] == 0;
-      for (const Action& a : s_.of_rank(rank)) {
+      int paired_gradient = -1;  // place whose activation lives until the pair ends
+      const auto free_activation = [&](std::size_t of) {
+        --live_on_rank;
+        --live[of];
+      };
+      for (const Action& a : list_of(s_, rank)) {
         ++position;
         const int stage = s_.stage(rank, a.chunk);
         const auto place = index(rank * s_.v + a.chunk);
@@ -357,9 +563,13 @@ class ScheduleCheck {
           raise(verdict_.peak_per_rank[index(rank)], ++live_on_rank);
           raise(verdict_.peak_per_chunk[place], ++live[place]);
         }
-        if (gives_weight_gradient(a.kind)) {
-          --live_on_rank;
-          --live[place];
+        if (paired_gradient >= 0) free_activation(index(paired_gradient));
+        paired_gradient = -1;
+        if (!gives_weight_gradient(a.kind)) continue;
+        if (a.with_next) {
+          paired_gradient = rank * s_.v + a.chunk;
+        } else {
+          free_activation(place);
         }
       }
     }
@@ -368,34 +578,36 @@ class ScheduleCheck {
   static constexpr void raise(int& peak, int value) noexcept { peak = value > peak ? value : peak; }
 
   constexpr bool matched() {
-    using enum ActionKind;
-    // Channels by the stage that sends: 2*stage forwards, 2*stage + 1 backwards; m entries each.
-    std::vector<int> sequence(index(2 * s_.stages() * s_.m), 0);
-    std::vector<int> count(index(2 * s_.stages()), 0);
+    // The n-th message received from a queue must be the n-th that was sent to it.
+    std::vector<int> number(index(2 * s_.stages() * s_.m), 0);  // by channel and micro-batch
+    std::vector<int> count(index(2 * s_.stages() + s_.p * s_.p), 0);
     for (const bool receives : {false, true}) {
       for (int& n : count) n = 0;
       for (int rank = 0; rank < s_.p; ++rank) {
         int position = -1;
-        for (const Action& a : s_.of_rank(rank)) {
+        for (const Action& a : list_of(s_, rank)) {
           ++position;
-          const int stage = s_.stage(rank, a.chunk);
-          int channel = -1;
-          if (!receives && a.kind == send_forward) channel = 2 * stage;
-          if (!receives && a.kind == send_backward) channel = 2 * stage + 1;
-          if (receives && a.kind == recv_forward) channel = 2 * (stage - 1);
-          if (receives && a.kind == recv_backward) channel = 2 * (stage + 1) + 1;
-          if (channel < 0) continue;
-          int& entry = sequence[index(channel * s_.m + count[index(channel)]++)];
-          if (!receives) entry = a.microbatch;
-          if (entry != a.microbatch) return fail(Fault::unmatched, rank, position, a);
+          const int channel = channel_of(a.kind, s_.stage(rank, a.chunk));
+          if (channel < 0 || is_recv(a.kind) != receives) continue;
+          int& expected = number[index(channel * s_.m + a.microbatch)];
+          int& next = count[index(queue_of(channel))];
+          if (!receives) expected = next;
+          if (expected != next++) return fail(Fault::unmatched, rank, position, a);
         }
       }
     }
     return true;
   }
+  /// Messages of a queue keep their order: a channel, or all from one rank to another.
+  [[nodiscard]] constexpr int queue_of(int channel) const {
+    if (transport_.kind != Transport::Kind::blocking) return channel;
+    const int from = sender_of(s_, channel);
+    const int to = receiver_of(s_, channel);
+    return from == to ? channel : 2 * s_.stages() + from * s_.p + to;
+  }
 
   constexpr bool finishes(std::span<const int> slots) {
-    SlotRun run(s_, slots);
+    ListRun run(s_, slots, transport_);
     if (run.finish()) return true;
     verdict_.cycle = run.cycle();
     const Blocked& first = verdict_.cycle.front();
@@ -403,6 +615,7 @@ class ScheduleCheck {
   }
 
   ScheduleView s_;
+  Transport transport_;
   Verdict verdict_;
   std::vector<Seen> seen_;  // [stages, m + 1]
   std::vector<int> tied_;   // [p] tied_reduce actions
@@ -415,12 +628,17 @@ class ScheduleCheck {
 ///               itself to be proven
 /// @cost  a few passes over the actions; memory of one word for each send
 [[nodiscard]] constexpr Verdict verify(const ScheduleView& schedule,
-                                       std::span<const int> slots = {}) {
+                                       std::span<const int> slots = {},
+                                       Transport transport = Transport::slots()) {
   expects(slots.empty() || slots.size() == schedule.place_of.size(), ErrorCode::usage, [&] {
     return sentence("verify() was given ", slots.size(), " slot counts for ",
                     schedule.place_of.size(), " chunks");
   });
-  return detail::ScheduleCheck(schedule).run(slots);
+  expects(transport.buffers >= 0, ErrorCode::usage, [&] {
+    return sentence("verify() was given ", transport.buffers,
+                    " out-buffers for each channel; 0 is the least");
+  });
+  return detail::ScheduleCheck(schedule, transport).run(slots);
 }
 
 /// One sentence for a verdict, with the cycle of waiting ranks of a deadlock.
@@ -434,50 +652,57 @@ class ScheduleCheck {
       return where + " names a chunk, a micro-batch or a neighbour that the rank does not have";
     case Fault::duplicate: return where + " repeats work that stands earlier in the list";
     case Fault::missing: return sentence("rank ", verdict.rank, " lacks ", what);
+    case Fault::bad_pair:
+      return where +
+             " has no partner right behind it: a fused pair is one forward and one backward, of "
+             "different micro-batches or chunks";
     case Fault::out_of_order:
       return where + " breaks the ascending order of its chunk's micro-batches";
     case Fault::dependency: return where + " stands before an action of the rank that it needs";
-    case Fault::unmatched: return where + " receives in another order than its channel sends";
+    case Fault::unmatched: return where + " receives in another order than the other end sends";
     case Fault::deadlock: break;
   }
   std::string text = "deadlock: ";
   for (const Blocked& b : verdict.cycle) {
-    const bool wants_slot =
-        b.action.kind == ActionKind::send_forward || b.action.kind == ActionKind::forward;
+    const bool wants_slot = b.wants == Blocked::Want::slot;
     if (&b != &verdict.cycle.front()) text += "; ";
     text += sentence("rank ", b.rank, " at position ", b.position, " (", to_string(b.action),
-                     ") waits for ", wants_slot ? "a slot of rank " : "rank ", b.waits_for);
+                     ") waits for ", wants_slot ? "a slot of rank " : "rank ", b.waits_for,
+                     b.wants == Blocked::Want::buffer ? " to receive an earlier message" : "");
   }
   return text;
 }
 
 /// Throws Error(usage) with describe()'s sentence unless the schedule is valid.
-constexpr void expect_valid(const ScheduleView& schedule, std::span<const int> slots = {}) {
-  const Verdict verdict = verify(schedule, slots);
+constexpr void expect_valid(const ScheduleView& schedule, std::span<const int> slots = {},
+                            Transport transport = Transport::slots()) {
+  const Verdict verdict = verify(schedule, slots, transport);
   expects(verdict.ok(), ErrorCode::usage, [&] { return describe(verdict); });
 }
 
-/// Slots of each place rank*v + chunk with which the schedule runs: at least the chunk's peak of
-/// live micro-batches, and so few that lowering any single count deadlocks or undercuts that peak.
-/// Throws Error(usage) if the schedule is invalid whatever the slots.
+/// Slots of each place rank*v + chunk with which the schedule runs on Transport::slots(): at least
+/// the chunk's peak of live micro-batches, and so few that lowering any single count deadlocks or
+/// undercuts that peak. Throws Error(usage) if the schedule is invalid whatever the slots.
 /// @cost  one run of the lists for each slot added beyond the peaks
 [[nodiscard]] constexpr std::vector<int> required_slots(const ScheduleView& schedule) {
   const Verdict verdict = verify(schedule);
   expects(verdict.ok(), ErrorCode::usage, [&] { return describe(verdict); });
   std::vector<int> slots = verdict.peak_per_chunk;
   for (;;) {
-    detail::SlotRun run(schedule, slots);
+    detail::ListRun run(schedule, {slots.data(), slots.size()}, Transport::slots());
     if (run.finish()) break;
     // With unlimited slots the order runs, so at least one rank of the cycle wants a slot.
     for (const Blocked& b : run.cycle()) {
-      const int stage = run.takes_slot_of(b.rank, b.action);
-      if (stage >= 0) ++slots[detail::index(schedule.place_of[detail::index(stage)])];
+      if (b.wants != Blocked::Want::slot) continue;
+      const int stage = run.takes_slot_of(b.action.kind, schedule.stage(b.rank, b.action.chunk));
+      ++slots[detail::index(schedule.place_of[detail::index(stage)])];
     }
   }
   for (std::size_t place = 0; place < slots.size(); ++place) {
     while (slots[place] > verdict.peak_per_chunk[place]) {
       --slots[place];
-      if (detail::SlotRun(schedule, slots).finish()) continue;
+      if (detail::ListRun(schedule, {slots.data(), slots.size()}, Transport::slots()).finish())
+        continue;
       ++slots[place];
       break;
     }

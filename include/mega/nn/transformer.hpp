@@ -180,8 +180,11 @@ class Transformer {
       const bool again = run_.recompute == Recompute::full;
       const typename Layer::Saved& kept = again ? work.layer : saved.layers[l];
       if (again) layer.recompute(ctx, region_, x, kept, work.scratch);
-      layer.backward_input(ctx, region_, dy, dx, x, kept, work.gradients, work.scratch);
-      layer.backward_weight(ctx, region_, x, kept, work.gradients, work.scratch);
+      // A schedule that splits some backwards may leave others whole.
+      const typename Layer::Gradients& gradients =
+          run_.split_backward ? saved.gradients[l] : work.gradients;
+      layer.backward_input(ctx, region_, dy, dx, x, kept, gradients, work.scratch);
+      layer.backward_weight(ctx, region_, x, kept, gradients, work.scratch);
       dy = dx;
     }
     embedding_backward(ctx, dy, dx, saved, work);

@@ -4,6 +4,7 @@
 #include <mega/core/mesh.hpp>
 #include <mega/core/stage.hpp>
 #include <mega/dpp/activation_buffers.hpp>
+#include <mega/dpp/dispatch.hpp>
 #include <mega/optim/adamw.hpp>
 #include <mega/train/parameter_store.hpp>
 #include <mega/train/parameter_table.hpp>
@@ -26,11 +27,12 @@ struct PlannedComm {
 
 /// Bytes by purpose. total() is what Trainer::device_bytes() will report.
 struct MemoryPlan {
-  std::size_t parameters = 0;   ///< values, gradients and moments
-  std::size_t activations = 0;  ///< slots, transfer buffers, the step's inputs and targets
-  std::size_t workspace = 0;    ///< of the largest call of a stage
-  std::size_t exchange = 0;     ///< norms, losses, counts
-  Index elements = 0;           ///< parameters this rank holds, padding included
+  std::size_t parameters = 0;  ///< values, gradients and moments
+  /// Slots, those for look-ahead included, transfer buffers, the step's inputs and targets.
+  std::size_t activations = 0;
+  std::size_t workspace = 0;  ///< of the largest call of a stage
+  std::size_t exchange = 0;   ///< norms, losses, counts, decisions of the dispatch policy
+  Index elements = 0;         ///< parameters this rank holds, padding included
   std::vector<int> stages;
 
   [[nodiscard]] std::size_t total() const noexcept {
@@ -58,7 +60,8 @@ struct ExchangeBuffers {
 
 /// The plan of `rank`. @param factory  factory(StagePosition, PlannedComm& tensor) -> a stage of
 /// the same sizes as the one that will run; its communicator type may differ
-template <class Placement, class Options, class Factory>
+template <class Placement, dpp::dispatch_policy Dispatch = dpp::StaticDispatch, class Options,
+          class Factory>
 [[nodiscard]] MemoryPlan plan_memory(const Options& options, int rank, const Factory& factory) {
   using Traversal = std::remove_cvref_t<decltype(options.traversal)>;
   const Pipeline<Traversal, Placement> pipeline(options, rank, options.mesh.size());
@@ -80,12 +83,14 @@ template <class Placement, class Options, class Factory>
     stages.push_back(factory(StagePosition{s, pipeline.stages()}, tensor));
   Arena counting;
   const dpp::ActivationBuffers<Stage> buffers(
-      counting, stages, pipeline.placements(table.has_ties()), options.microbatches);
+      counting, stages, pipeline.placements(table.has_ties(), Dispatch::ahead),
+      options.microbatches);
   plan.parameters = StoreBuffers::required_bytes(table, options.shard_optimizer);
   plan.workspace = buffers.workspace_bytes;
   plan.activations = counting.used() - plan.workspace;
   plan.exchange = ExchangeBuffers::required_bytes(table.model_parameters(),
-                                                  options.microbatches * options.mesh.data);
+                                                  options.microbatches * options.mesh.data) +
+                  Dispatch::required_bytes(options.mesh);
   for (const TableEntry& e : table.entries()) {
     if (!e.alias) plan.elements += e.size;
   }

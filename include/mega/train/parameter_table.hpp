@@ -85,8 +85,8 @@ class ParameterTable {
   }
 
   /// In the order of the chunks and, within each, of the stage's own list.
-  [[nodiscard]] std::span<const TableEntry> entries() const noexcept { return entries_; }
-  [[nodiscard]] std::span<const Region> regions() const noexcept { return regions_; }
+  [[nodiscard]] const std::vector<TableEntry>& entries() const noexcept { return entries_; }
+  [[nodiscard]] const std::vector<Region>& regions() const noexcept { return regions_; }
   [[nodiscard]] ShardPosition position() const noexcept { return position_; }
   /// Elements of the flat values; what the optimizer owns.
   [[nodiscard]] Index value_size() const noexcept { return value_size_; }
@@ -99,7 +99,10 @@ class ParameterTable {
   [[nodiscard]] bool has_ties() const noexcept { return !tie_targets_.empty(); }
   /// Whether some parameter of the model shares the values of the one named `name`.
   [[nodiscard]] bool ties_lead_to(const std::string& name) const noexcept {
-    return std::find(tie_targets_.begin(), tie_targets_.end(), name) != tie_targets_.end();
+    for (const std::string& target : tie_targets_) {
+      if (target == name) return true;
+    }
+    return false;
   }
 
   /// The piece of a region that data-parallel rank `data` reduces into and, with a sharded

@@ -5,14 +5,22 @@
 #include <mega/comm/self.hpp>
 #include <mega/core/context.hpp>
 #include <mega/core/stage.hpp>
+#include <mega/dpp/dispatch.hpp>
 #include <mega/dpp/placement.hpp>
 #include <mega/dpp/traversal.hpp>
 #include <mega/host/host.hpp>
 #include <mega/train/gradient_reducer.hpp>
 
+#include <concepts>
+#include <type_traits>
 #include <utility>
 
 namespace mega::inline v0 {
+
+namespace train {
+/// The traversal's own placement; the loop where any will do.
+struct PlacementOfTraversal : dpp::LoopPlacement {};
+}  // namespace train
 
 /// Derive from it and name at least `stage`:
 ///   struct Plan : mega::DefaultPlan { using stage = MyStage; using communicator = ThreadComm; };
@@ -20,7 +28,8 @@ struct DefaultPlan {
   using device = Host;
   using communicator = comm::SelfComm;
   using traversal = dpp::ScheduleTraversal<dpp::DFC>;
-  using placement = dpp::LoopPlacement;
+  using placement = train::PlacementOfTraversal;
+  using dispatch = dpp::StaticDispatch;
   using hooks = Hooks<>;
   template <class Device, class Comm>
   using reducer = train::GradientReducer<Device, Comm>;
@@ -42,6 +51,21 @@ template <class P>
 concept names_a_traversal = dpp::traversal_policy<typename P::traversal>;
 template <class P>
 concept names_a_placement = dpp::placement<typename P::placement>;
+/// Where the traversal is right on one placement only, the plan's is that one or none.
+template <class P>
+concept agrees_on_placement =
+    !dpp::brings_placement<typename P::traversal> ||
+    std::same_as<typename P::placement, train::PlacementOfTraversal> ||
+    std::same_as<typename P::placement,
+                 std::remove_cvref_t<decltype(dpp::placement_of(
+                     std::declval<const typename P::traversal&>(), typename P::placement{}))>>;
+template <class P>
+concept names_a_dispatch = dpp::dispatch_policy<typename P::dispatch>;
+/// Look-ahead chooses by the state of the channels.
+template <class P>
+concept answers_its_dispatch =
+    !P::dispatch::queries_channels ||
+    comm::has_channel_queries<typename P::communicator, typename P::device::stream_type>;
 template <class P>
 concept names_hooks =
     event_recorder<typename P::hooks::recorder_type, typename P::device::stream_type>;
@@ -50,7 +74,8 @@ concept names_a_working_stage = stage<typename P::stage, plan_context_t<P>>;
 
 template <class P>
 concept plan = names_a_stage<P> && names_a_device<P> && names_a_communicator<P> &&
-    names_a_traversal<P> && names_a_placement<P> && names_hooks<P> && names_a_working_stage<P>;
+    names_a_traversal<P> && names_a_placement<P> && agrees_on_placement<P> && names_a_dispatch<P> &&
+    answers_its_dispatch<P> && names_hooks<P> && names_a_working_stage<P>;
 
 /// Compiles for a plan that works; otherwise the first failed line says in one sentence what is
 /// missing. Costs nothing at run time.
@@ -68,6 +93,15 @@ consteval void explain() {
       "mega: the plan's traversal has no name, length() or order(); see dpp/traversal.hpp");
   static_assert(names_a_placement<P>,
                 "mega: the plan's placement does not map stages to ranks; see dpp/placement.hpp");
+  static_assert(agrees_on_placement<P>,
+                "mega: the plan's placement is not the one that its traversal was made for; leave "
+                "the placement out of the plan");
+  static_assert(names_a_dispatch<P>,
+                "mega: the plan's dispatch is no dispatch policy; use mega::dpp::StaticDispatch or "
+                "mega::dpp::LookAhead<L>");
+  static_assert(answers_its_dispatch<P>,
+                "mega: the plan's dispatch asks channels whether a message is here, and the "
+                "communicator lacks can_send(), ready() or poll(); use mega::dpp::StaticDispatch");
   static_assert(names_hooks<P>,
                 "mega: the plan's recorder has no noexcept begin() and end(); see core/hooks.hpp");
   using S = typename P::stage;

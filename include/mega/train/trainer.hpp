@@ -5,6 +5,7 @@
 #include <mega/core/error.hpp>
 #include <mega/core/mesh.hpp>
 #include <mega/core/stage.hpp>
+#include <mega/dpp/dispatch.hpp>
 #include <mega/dpp/executor.hpp>
 #include <mega/optim/adamw.hpp>
 #include <mega/train/groups.hpp>
@@ -69,6 +70,8 @@ class Trainer {
   using stream_type = typename device_type::stream_type;
   using groups_type = train::Groups<communicator_type>;
   using options_type = TrainerOptions<typename Plan::traversal>;
+  using dispatcher_type =
+      typename Plan::dispatch::template dispatcher<device_type, communicator_type>;
 
   /// @param factory  makes the stage of a position: factory(StagePosition) or
   ///                 factory(StagePosition, Groups&). Also called for stages of other ranks, to
@@ -93,8 +96,10 @@ class Trainer {
                                         options.microbatches * options.mesh.data);
         }()),
         stages_(make_stages(factory)),
-        executor_(device_, world, stages_, pipeline_.placements(store_.table().has_ties()),
+        executor_(device_, world, stages_,
+                  pipeline_.placements(store_.table().has_ties(), Plan::dispatch::ahead),
                   pipeline_.actions(store_.table().has_ties()), options.microbatches, hooks_),
+        dispatcher_(device_, world, options.mesh, executor_.actions()),
         transfer_(device_.make_stream("transfer")),
         reducer_(device_, store_, groups_, transfer_),
         computed_(device_.make_event()),
@@ -117,7 +122,7 @@ class Trainer {
     stream_type& compute = executor_.compute();
     count_targets(batch);
     fill_zero(compute, store_.gradients());
-    executor_.train(batch, {options_.seed, step_}, reducer_);
+    executor_.train(batch, {options_.seed, step_}, reducer_, dispatcher_);
     compute.record(computed_);
     transfer_.wait(computed_);
     gather_norm_and_losses();
@@ -190,9 +195,24 @@ class Trainer {
   [[nodiscard]] communicator_type& world() noexcept { return world_; }
   [[nodiscard]] stream_type& compute() noexcept { return executor_.compute(); }
   [[nodiscard]] const options_type& options() const noexcept { return options_; }
+  /// Of the plan's dispatch policy: LookAhead's tells what it executed, Replay's is told.
+  [[nodiscard]] dispatcher_type& dispatcher() noexcept { return dispatcher_; }
+
+  /// Another order from the next step on: the same traversal type, whose slots were made for all
+  /// that it names as alternatives. Equal on all ranks; no result changes by it.
+  void reorder(const typename Plan::traversal& traversal)
+    requires dpp::names_alternatives<typename Plan::traversal> &&
+      std::same_as<typename Plan::dispatch, dpp::StaticDispatch> {
+    options_.traversal = traversal;
+    pipeline_.reorder(traversal);
+    executor_.reorder(pipeline_.actions(store_.table().has_ties()));
+  }
+  /// Most micro-batches that were alive on this rank at once in the last step.
+  [[nodiscard]] int peak_microbatches() const noexcept { return executor_.peak(); }
   /// Device memory this rank has allocated through the trainer.
   [[nodiscard]] std::size_t device_bytes() const noexcept {
-    return store_.bytes() + executor_.bytes() + memory_.bytes();
+    return store_.bytes() + executor_.bytes() + memory_.bytes() +
+           Plan::dispatch::required_bytes(options_.mesh);
   }
 
  private:
@@ -303,6 +323,7 @@ class Trainer {
   train::ExchangeBuffers exchange_;
   std::vector<stage_type> stages_;
   dpp::Executor<device_type, communicator_type, stage_type, hooks_type> executor_;
+  [[no_unique_address]] dispatcher_type dispatcher_;
   stream_type transfer_;
   typename Plan::template reducer<device_type, communicator_type> reducer_;
   typename stream_type::event_type computed_, updated_;

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -310,6 +311,50 @@ void channels(int ahead) {
   });
 }
 
+/// What a rank can ask its channels before it uses them, with an exact answer at every point where
+/// the other side cannot be under way.
+template <class Harness>
+void channel_queries() {
+  for_rank_counts<Harness>([&](int n) {
+    Harness::run(n, [&](auto& comm, auto& stream) {
+      const int next = (comm.rank() + 1) % n, previous = (comm.rank() + n - 1) % n;
+      auto out = comm.open_sender(next, 5);
+      auto in = comm.open_receiver(previous, 5);
+      const auto all_here = [&] {
+        comm.barrier(stream);
+        stream.synchronize();
+      };
+      const auto late = [](const std::string& when) { return "nothing changed " + when; };
+      std::vector<std::byte> first(70), second(1), message(70, std::byte(comm.rank() + 1));
+      CHECK(!out.can_send());
+      CHECK(!in.ready());
+      all_here();
+      in.post(stream, view(first));
+      in.post(stream, view(second));
+      comm.poll([&] { return out.can_send(); }, late);
+      CHECK(!in.ready());
+      all_here();
+      out.send(stream, view(message));
+      stream.synchronize();
+      comm.poll([&] { return out.can_send(); }, late);
+      comm.poll([&] { return in.ready(); }, late);
+      in.complete(stream);
+      stream.synchronize();
+      CHECK(first == std::vector<std::byte>(70, std::byte(previous + 1)));
+      CHECK(!in.ready());
+      all_here();
+      out.send(stream, view(message).slice(0, 1));
+      stream.synchronize();
+      CHECK(!out.can_send());
+      comm.poll([&] { return in.ready(); }, late);
+      in.complete(stream);
+      stream.synchronize();
+      CHECK(!in.ready());
+      all_here();
+    });
+  });
+}
+
 template <class Harness>
 void everything() {
   SUBCASE("all_reduce") {
@@ -344,6 +389,9 @@ void everything() {
   }
   SUBCASE("channels, five slots ahead") {
     channels<Harness>(5);
+  }
+  SUBCASE("channel queries") {
+    channel_queries<Harness>();
   }
 }
 

@@ -508,3 +508,50 @@ TEST_CASE("comm: ranks that fail at any moment leave no dangling reads") {
     CHECK(run.cause == "gone");
   }
 }
+
+TEST_CASE("comm: a poll ends with the deadline, and with another rank's failure") {
+  std::string waited, told;
+  try {
+    mega::run_threads(2,
+                      [&](ThreadComm& comm) {
+                        if (comm.rank() == 0) {
+                          try {
+                            comm.poll([] { return false; },
+                                      [](const std::string& when) { return "no tide " + when; });
+                          } catch (const mega::Error& e) {
+                            CHECK(e.code() == ErrorCode::timeout);
+                            waited = e.what();
+                            throw;
+                          }
+                        }
+                        // Begins later, so that rank 0 is late first.
+                        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                        try {
+                          comm.poll([] { return false; },
+                                    [](const std::string&) { return std::string(); });
+                        } catch (const mega::Error& e) {
+                          told = e.what();
+                          throw;
+                        }
+                      },
+                      {.deadline = Seconds(0.2)});
+  } catch (const mega::Error&) {
+  }
+  CHECK(waited == "no tide within 0.2 s");
+  CHECK(told == "rank 0 failed: no tide within 0.2 s");
+  std::string echo;
+  CHECK_THROWS_AS(mega::run_threads(2,
+                                    [&](ThreadComm& comm) {
+                                      if (comm.rank() == 0) throw std::runtime_error("fell over");
+                                      try {
+                                        comm.poll([] { return false; },
+                                                  [](const std::string&) { return std::string(); });
+                                      } catch (const mega::Error& e) {
+                                        CHECK(e.code() == ErrorCode::peer_failed);
+                                        echo = e.what();
+                                        throw;
+                                      }
+                                    }),
+                  std::runtime_error);
+  CHECK(echo == "rank 0 failed: fell over");
+}

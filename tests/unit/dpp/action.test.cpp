@@ -9,10 +9,10 @@
 using namespace mega::dpp;
 
 static_assert(sizeof(Action) == 8);
-static_assert(make_action(ActionKind::loss, 3, 7) == Action{ActionKind::loss, 3, 7});
-static_assert(make_action(ActionKind::loss, 3, 7) != Action{ActionKind::loss, 3, 8});
-static_assert(make_action(ActionKind::loss, 3, 7) != Action{ActionKind::loss, 2, 7});
-static_assert(make_action(ActionKind::loss, 3, 7) != Action{ActionKind::reduce, 3, 7});
+static_assert(make_action(ActionKind::loss, 3, 7) == Action{ActionKind::loss, false, 3, 7});
+static_assert(make_action(ActionKind::loss, 3, 7) != Action{ActionKind::loss, false, 3, 8});
+static_assert(make_action(ActionKind::loss, 3, 7) != Action{ActionKind::loss, false, 2, 7});
+static_assert(make_action(ActionKind::loss, 3, 7) != Action{ActionKind::reduce, false, 3, 7});
 
 TEST_CASE("dpp: an action prints its kind, chunk and micro-batch") {
   CHECK(to_string(make_action(ActionKind::forward, 1, 3)) == "forward of chunk 1, micro-batch 3");

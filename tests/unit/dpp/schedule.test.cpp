@@ -21,26 +21,19 @@ std::vector<Action> rank_list(const Schedule& schedule, int rank) {
 
 TEST_CASE("dpp: lowering of two ranks, one chunk") {
   const auto made = lower(make_schedule(OneForwardOneBackward{}, 2, 2, 1));
-  CHECK(rank_list(made, 0) == std::vector<Action>{{forward, 0, 0},
-                                                  {send_forward, 0, 0},
-                                                  {forward, 0, 1},
-                                                  {send_forward, 0, 1},
-                                                  {recv_backward, 0, 0},
-                                                  {backward, 0, 0},
-                                                  {recv_backward, 0, 1},
-                                                  {backward, 0, 1},
-                                                  {reduce, 0, all_microbatches}});
-  CHECK(rank_list(made, 1) == std::vector<Action>{{recv_forward, 0, 0},
-                                                  {forward, 0, 0},
-                                                  {loss, 0, 0},
-                                                  {backward, 0, 0},
-                                                  {send_backward, 0, 0},
-                                                  {recv_forward, 0, 1},
-                                                  {forward, 0, 1},
-                                                  {loss, 0, 1},
-                                                  {backward, 0, 1},
-                                                  {send_backward, 0, 1},
-                                                  {reduce, 0, all_microbatches}});
+  CHECK(rank_list(made, 0) ==
+        std::vector<Action>{make_action(forward, 0, 0), make_action(send_forward, 0, 0),
+                            make_action(forward, 0, 1), make_action(send_forward, 0, 1),
+                            make_action(recv_backward, 0, 0), make_action(backward, 0, 0),
+                            make_action(recv_backward, 0, 1), make_action(backward, 0, 1),
+                            make_action(reduce, 0, all_microbatches)});
+  CHECK(rank_list(made, 1) ==
+        std::vector<Action>{make_action(recv_forward, 0, 0), make_action(forward, 0, 0),
+                            make_action(loss, 0, 0), make_action(backward, 0, 0),
+                            make_action(send_backward, 0, 0), make_action(recv_forward, 0, 1),
+                            make_action(forward, 0, 1), make_action(loss, 0, 1),
+                            make_action(backward, 0, 1), make_action(send_backward, 0, 1),
+                            make_action(reduce, 0, all_microbatches)});
 }
 
 TEST_CASE("dpp: tied gradients are summed after all backwards and before their own reduce") {
@@ -50,50 +43,46 @@ TEST_CASE("dpp: tied gradients are summed after all backwards and before their o
   // Rank 0 holds stages 0 (tied) and 2; rank 1 holds stages 1 and 3 (tied).
   REQUIRE(first.size() > 3);
   CHECK(std::vector<Action>(first.end() - 3, first.end()) ==
-        std::vector<Action>{
-            {backward, 0, 1}, {tied_reduce, 0, all_microbatches}, {reduce, 0, all_microbatches}});
+        std::vector<Action>{make_action(backward, 0, 1),
+                            make_action(tied_reduce, 0, all_microbatches),
+                            make_action(reduce, 0, all_microbatches)});
   CHECK(std::vector<Action>(last.end() - 5, last.end()) ==
-        std::vector<Action>{{backward, 0, 1},
-                            {send_backward, 0, 1},
-                            {reduce, 0, all_microbatches},
-                            {tied_reduce, 1, all_microbatches},
-                            {reduce, 1, all_microbatches}});
+        std::vector<Action>{make_action(backward, 0, 1), make_action(send_backward, 0, 1),
+                            make_action(reduce, 0, all_microbatches),
+                            make_action(tied_reduce, 1, all_microbatches),
+                            make_action(reduce, 1, all_microbatches)});
 }
 
 TEST_CASE("dpp: one rank has its two tied accumulators summed once") {
   const auto whole = lower(make_schedule(GPipe{}, 1, 1, 1), {.tied_ends = true});
-  CHECK(rank_list(whole, 0) == std::vector<Action>{{forward, 0, 0},
-                                                   {loss, 0, 0},
-                                                   {backward, 0, 0},
-                                                   {tied_reduce, 0, all_microbatches},
-                                                   {reduce, 0, all_microbatches}});
+  CHECK(rank_list(whole, 0) == std::vector<Action>{make_action(forward, 0, 0),
+                                                   make_action(loss, 0, 0),
+                                                   make_action(backward, 0, 0),
+                                                   make_action(tied_reduce, 0, all_microbatches),
+                                                   make_action(reduce, 0, all_microbatches)});
   const auto halves = lower(make_schedule(GPipe{}, 1, 1, 2), {.tied_ends = true});
-  CHECK(rank_list(halves, 0) == std::vector<Action>{{forward, 0, 0},
-                                                    {send_forward, 0, 0},
-                                                    {recv_forward, 1, 0},
-                                                    {forward, 1, 0},
-                                                    {loss, 1, 0},
-                                                    {backward, 1, 0},
-                                                    {send_backward, 1, 0},
-                                                    {recv_backward, 0, 0},
-                                                    {backward, 0, 0},
-                                                    {tied_reduce, 0, all_microbatches},
-                                                    {reduce, 0, all_microbatches},
-                                                    {reduce, 1, all_microbatches}});
+  CHECK(rank_list(halves, 0) ==
+        std::vector<Action>{
+            make_action(forward, 0, 0), make_action(send_forward, 0, 0),
+            make_action(recv_forward, 1, 0), make_action(forward, 1, 0), make_action(loss, 1, 0),
+            make_action(backward, 1, 0), make_action(send_backward, 1, 0),
+            make_action(recv_backward, 0, 0), make_action(backward, 0, 0),
+            make_action(tied_reduce, 0, all_microbatches), make_action(reduce, 0, all_microbatches),
+            make_action(reduce, 1, all_microbatches)});
 }
 
 TEST_CASE("dpp: a split backward sends its input gradient before the weight gradient") {
   const std::vector<std::vector<Action>> lists{
-      {{forward, 0, 0}, {backward_input, 0, 0}, {backward_weight, 0, 0}},
-      {{forward, 0, 0}, {backward_input, 0, 0}, {backward_weight, 0, 0}}};
+      {make_action(forward, 0, 0), make_action(backward_input, 0, 0),
+       make_action(backward_weight, 0, 0)},
+      {make_action(forward, 0, 0), make_action(backward_input, 0, 0),
+       make_action(backward_weight, 0, 0)}};
   const auto made = lower(Schedule::from_lists(1, 1, lists));
-  CHECK(rank_list(made, 1) == std::vector<Action>{{recv_forward, 0, 0},
-                                                  {forward, 0, 0},
-                                                  {loss, 0, 0},
-                                                  {backward_input, 0, 0},
-                                                  {send_backward, 0, 0},
-                                                  {backward_weight, 0, 0},
-                                                  {reduce, 0, all_microbatches}});
+  CHECK(rank_list(made, 1) ==
+        std::vector<Action>{make_action(recv_forward, 0, 0), make_action(forward, 0, 0),
+                            make_action(loss, 0, 0), make_action(backward_input, 0, 0),
+                            make_action(send_backward, 0, 0), make_action(backward_weight, 0, 0),
+                            make_action(reduce, 0, all_microbatches)});
 }
 
 TEST_CASE("dpp: a schedule knows where its stages are") {
@@ -110,4 +99,48 @@ TEST_CASE("dpp: a schedule takes no more lists than ranks and no pipeline withou
   one.append({});
   CHECK_THROWS_AS(one.append({}), Error);
   CHECK_THROWS_AS((void)(Schedule::from_lists(1, 1, {})), Error);
+}
+
+TEST_CASE("dpp: lowering keeps the halves of a fused pair together") {
+  Action fused_forward = make_action(forward, 0, 1);
+  fused_forward.with_next = true;
+  Action fused_backward = make_action(backward, 0, 0);
+  fused_backward.with_next = true;
+  const std::vector<std::vector<Action>> lists{
+      {make_action(forward, 0, 0), make_action(forward, 0, 1), fused_backward,
+       make_action(forward, 0, 2), make_action(backward, 0, 1), make_action(backward, 0, 2)},
+      {make_action(forward, 0, 0), fused_forward, make_action(backward, 0, 0),
+       make_action(forward, 0, 2), make_action(backward, 0, 1), make_action(backward, 0, 2)}};
+  const auto made = lower(Schedule::from_lists(3, 1, lists));
+  CHECK(rank_list(made, 0) ==
+        std::vector<Action>{make_action(forward, 0, 0), make_action(send_forward, 0, 0),
+                            make_action(forward, 0, 1), make_action(send_forward, 0, 1),
+                            make_action(recv_backward, 0, 0), fused_backward,
+                            make_action(forward, 0, 2), make_action(send_forward, 0, 2),
+                            make_action(recv_backward, 0, 1), make_action(backward, 0, 1),
+                            make_action(recv_backward, 0, 2), make_action(backward, 0, 2),
+                            make_action(reduce, 0, all_microbatches)});
+  CHECK(rank_list(made, 1) ==
+        std::vector<Action>{make_action(recv_forward, 0, 0), make_action(forward, 0, 0),
+                            make_action(recv_forward, 0, 1), make_action(loss, 0, 0), fused_forward,
+                            make_action(backward, 0, 0), make_action(send_backward, 0, 0),
+                            make_action(recv_forward, 0, 2), make_action(forward, 0, 2),
+                            make_action(loss, 0, 1), make_action(backward, 0, 1),
+                            make_action(send_backward, 0, 1), make_action(loss, 0, 2),
+                            make_action(backward, 0, 2), make_action(send_backward, 0, 2),
+                            make_action(reduce, 0, all_microbatches)});
+}
+
+TEST_CASE("dpp: the last gradient of a chunk may be the first half of a pair") {
+  Action fused = make_action(backward, 1, 0);
+  fused.with_next = true;
+  const std::vector<std::vector<Action>> lists{
+      {make_action(forward, 0, 0), fused, make_action(forward, 0, 1)}};
+  const auto list = rank_list(lower(Schedule::from_lists(2, 2, lists)), 0);
+  // Both leave behind the pair: the gradient and the reduce of the first half, then the output.
+  CHECK(list == std::vector<Action>{make_action(forward, 0, 0), make_action(send_forward, 0, 0),
+                                    make_action(loss, 1, 0), fused, make_action(forward, 0, 1),
+                                    make_action(send_backward, 1, 0),
+                                    make_action(reduce, 1, all_microbatches),
+                                    make_action(send_forward, 0, 1)});
 }

@@ -132,12 +132,12 @@ TEST_CASE("dpp: peaks follow the closed formulas") {
 
 TEST_CASE("dpp: a split backward frees its activation only at the weight gradient") {
   using enum ActionKind;
-  const std::vector<std::vector<Action>> lists{{{forward, 0, 0},
-                                                {backward_input, 0, 0},
-                                                {forward, 0, 1},
-                                                {backward_weight, 0, 0},
-                                                {backward_input, 0, 1},
-                                                {backward_weight, 0, 1}}};
+  const std::vector<std::vector<Action>> lists{{{forward, false, 0, 0},
+                                                {backward_input, false, 0, 0},
+                                                {forward, false, 0, 1},
+                                                {backward_weight, false, 0, 0},
+                                                {backward_input, false, 0, 1},
+                                                {backward_weight, false, 0, 1}}};
   const auto t = simulate(Schedule::from_lists(2, 1, lists), {2, 3, 5, 1});
   CHECK(t.makespan == 20);
   CHECK(t.peak_per_rank == std::vector<int>{2});
@@ -151,24 +151,24 @@ TEST_CASE("dpp: the V placement hands over inside a rank for free") {
 
 TEST_CASE("dpp: span leaves out the wait for the first micro-batch: ZB-H2 with p 2, m 3") {
   using enum ActionKind;
-  const std::vector<std::vector<Action>> lists{{{forward, 0, 0},
-                                                {forward, 0, 1},
-                                                {forward, 0, 2},
-                                                {backward_input, 0, 0},
-                                                {backward_weight, 0, 0},
-                                                {backward_input, 0, 1},
-                                                {backward_weight, 0, 1},
-                                                {backward_input, 0, 2},
-                                                {backward_weight, 0, 2}},
-                                               {{forward, 0, 0},
-                                                {backward_input, 0, 0},
-                                                {forward, 0, 1},
-                                                {backward_input, 0, 1},
-                                                {forward, 0, 2},
-                                                {backward_input, 0, 2},
-                                                {backward_weight, 0, 0},
-                                                {backward_weight, 0, 1},
-                                                {backward_weight, 0, 2}}};
+  const std::vector<std::vector<Action>> lists{{{forward, false, 0, 0},
+                                                {forward, false, 0, 1},
+                                                {forward, false, 0, 2},
+                                                {backward_input, false, 0, 0},
+                                                {backward_weight, false, 0, 0},
+                                                {backward_input, false, 0, 1},
+                                                {backward_weight, false, 0, 1},
+                                                {backward_input, false, 0, 2},
+                                                {backward_weight, false, 0, 2}},
+                                               {{forward, false, 0, 0},
+                                                {backward_input, false, 0, 0},
+                                                {forward, false, 0, 1},
+                                                {backward_input, false, 0, 1},
+                                                {forward, false, 0, 2},
+                                                {backward_input, false, 0, 2},
+                                                {backward_weight, false, 0, 0},
+                                                {backward_weight, false, 0, 1},
+                                                {backward_weight, false, 0, 2}}};
   const auto t = simulate(Schedule::from_lists(3, 1, lists));
   CHECK(t.makespan == 10);
   CHECK(t.bubble_wall() == 1);  // (p-1) forwards
@@ -178,9 +178,75 @@ TEST_CASE("dpp: span leaves out the wait for the first micro-batch: ZB-H2 with p
 
 TEST_CASE("dpp: ranks that wait for each other cannot be timed") {
   using enum ActionKind;
-  const std::vector<std::vector<Action>> lists{{{backward, 0, 0}, {forward, 0, 0}},
-                                               {{forward, 0, 0}, {backward, 0, 0}}};
+  const std::vector<std::vector<Action>> lists{{{backward, false, 0, 0}, {forward, false, 0, 0}},
+                                               {{forward, false, 0, 0}, {backward, false, 0, 0}}};
   CHECK_THROWS_WITH_AS((void)(simulate(Schedule::from_lists(1, 1, lists))),
                        "the schedule stops with 4 compute actions left: ranks wait for each other",
                        Error);
+}
+
+TEST_CASE("dpp: stages of different times: the slowest one sets the pace") {
+  // GPipe on two ranks: 3 micro-batches through stages of 1 and 4, then back through 6 and 2.
+  const std::array<ActionTimes, 2> times{{{1, 1, 1, 0.5}, {4, 5, 1, 0.25}}};
+  const auto t = simulate(make_schedule(GPipe{}, 2, 3, 1), times);
+  // Stage 1 starts at 1.5 and computes for 3 * (4 + 6); stage 0 ends one hop and 2 later.
+  CHECK(t.makespan == 1.5 + 30 + 0.25 + 2);
+  CHECK(t.busy == 30);
+  CHECK(t.longest_span == 1.5 + 30 + 0.25 + 2);
+  const std::array<ActionTimes, 4> equal{{{1, 2, 3, 4}, {1, 2, 3, 4}, {1, 2, 3, 4}, {1, 2, 3, 4}}};
+  const auto schedule = make_schedule(ScheduleTraversal<DFC>{}, 2, 5, 2);
+  CHECK(simulate(schedule, equal).makespan == simulate(schedule, {1, 2, 3, 4}).makespan);
+  CHECK_THROWS_WITH_AS((void)(simulate(schedule, times)),
+                       "simulate() was given the times of 2 stages for 4; 1 serves them all",
+                       Error);
+}
+
+TEST_CASE("dpp: a fused pair starts with its later input and takes the pair's time") {
+  using enum ActionKind;
+  // One rank, two chunks: F00, F10, then F01 with B10, B00, F11, B11, B01.
+  const std::vector<std::vector<Action>> lists{{{forward, false, 0, 0},
+                                                {forward, false, 1, 0},
+                                                {forward, true, 0, 1},
+                                                {backward, false, 1, 0},
+                                                {backward, false, 0, 0},
+                                                {forward, false, 1, 1},
+                                                {backward, false, 1, 1},
+                                                {backward, false, 0, 1}}};
+  const auto schedule = Schedule::from_lists(2, 2, lists);
+  CHECK(simulate(schedule).makespan == 12);
+  const auto fused = simulate(schedule, {.pair = 2.5});
+  CHECK(fused.makespan == 11.5);
+  CHECK(fused.busy == 11.5);
+  CHECK(fused.peak_per_rank == std::vector<int>{3});
+  // What the two stages save is averaged: (3 - 2.5 + 3 - 2) / 2.
+  const std::array<ActionTimes, 2> times{{{.pair = 2.5}, {.pair = 2}}};
+  CHECK(simulate(schedule, times).makespan == 12 - 0.75);
+  // A pair is never faster than its longer half.
+  CHECK(simulate(schedule, {.pair = 0}).makespan == 9 + 2);
+}
+
+TEST_CASE("dpp: neither half of a fused pair begins before the input of the other") {
+  using enum ActionKind;
+  // Two ranks, 1F1B with rank 0's second forward and first backward fused: the backward's gradient
+  // comes at 1 + 1 + 2, and the fused forward's output leaves with the pair's end at 4 + 3.
+  const auto run = [](bool lowered) {
+    const std::vector<std::vector<Action>> lists{{{forward, false, 0, 0},
+                                                  {forward, true, 0, 1},
+                                                  {backward, false, 0, 0},
+                                                  {backward, false, 0, 1}},
+                                                 {{forward, false, 0, 0},
+                                                  {backward, false, 0, 0},
+                                                  {forward, false, 0, 1},
+                                                  {backward, false, 0, 1}}};
+    const auto schedule = Schedule::from_lists(2, 1, lists);
+    return simulate(lowered ? lower(schedule) : schedule).makespan;
+  };
+  CHECK(run(false) == 7 + 1 + 2 + 2);
+  CHECK(run(true) == 7 + 1 + 2 + 2);
+}
+
+TEST_CASE("dpp: a pair whose second half needs the first cannot be timed") {
+  using enum ActionKind;
+  const std::vector<std::vector<Action>> lists{{{forward, true, 0, 0}, {backward, false, 0, 0}}};
+  CHECK_THROWS_AS((void)(simulate(Schedule::from_lists(1, 1, lists))), Error);
 }

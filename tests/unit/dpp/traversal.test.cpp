@@ -146,14 +146,10 @@ TEST_CASE("dpp: a short last group keeps its place in the pattern") {
 TEST_CASE("dpp: GPipe runs chunk by chunk, backwards in reverse chunk order") {
   const auto list = list_of(GPipe{}, 1, 3, 2, 2);
   using enum ActionKind;
-  CHECK(list == std::vector<Action>{{forward, 0, 0},
-                                    {forward, 0, 1},
-                                    {forward, 1, 0},
-                                    {forward, 1, 1},
-                                    {backward, 1, 0},
-                                    {backward, 1, 1},
-                                    {backward, 0, 0},
-                                    {backward, 0, 1}});
+  CHECK(list == std::vector<Action>{make_action(forward, 0, 0), make_action(forward, 0, 1),
+                                    make_action(forward, 1, 0), make_action(forward, 1, 1),
+                                    make_action(backward, 1, 0), make_action(backward, 1, 1),
+                                    make_action(backward, 0, 0), make_action(backward, 0, 1)});
 }
 
 TEST_CASE("dpp: impossible pipelines are refused with their numbers") {

@@ -259,18 +259,16 @@ TEST_CASE("dpp: exchanged micro-batches break the order of accumulation") {
     CHECK(verdict.rank == 1);
     CHECK(verdict.action == make_action(kind, 1, 1));
   }
-  const Lists split{{{forward, 0, 0},
-                     {forward, 0, 1},
-                     {backward_input, 0, 0},
-                     {backward_input, 0, 1},
-                     {backward_weight, 0, 1},
-                     {backward_weight, 0, 0}}};
+  const Lists split{{make_action(forward, 0, 0), make_action(forward, 0, 1),
+                     make_action(backward_input, 0, 0), make_action(backward_input, 0, 1),
+                     make_action(backward_weight, 0, 1), make_action(backward_weight, 0, 0)}};
   const auto verdict = verify(lower(Schedule::from_lists(2, 1, split)));
   CHECK(verdict.fault == Fault::out_of_order);
   CHECK(verdict.action == make_action(backward_weight, 0, 1));
   Lists inputs = split;
-  inputs[0] = {{forward, 0, 0},        {forward, 0, 1},         {backward_input, 0, 1},
-               {backward_input, 0, 0}, {backward_weight, 0, 0}, {backward_weight, 0, 1}};
+  inputs[0] = {make_action(forward, 0, 0),         make_action(forward, 0, 1),
+               make_action(backward_input, 0, 1),  make_action(backward_input, 0, 0),
+               make_action(backward_weight, 0, 0), make_action(backward_weight, 0, 1)};
   const auto swapped = verify(lower(Schedule::from_lists(2, 1, inputs)));
   CHECK(swapped.fault == Fault::out_of_order);
   CHECK(swapped.action == make_action(backward_input, 0, 1));
@@ -286,18 +284,19 @@ TEST_CASE("dpp: what an action needs must stand before it") {
     CHECK(verdict.action == early);
     CHECK(verdict.rank == static_cast<int>(rank));
   };
-  check(1, {forward, 0, 0}, {recv_forward, 0, 0});
-  check(1, {send_forward, 0, 0}, {forward, 0, 0});
-  check(1, {loss, 1, 0}, {forward, 1, 0});
-  check(1, {backward, 1, 0}, {loss, 1, 0});
-  check(0, {backward, 0, 0}, {recv_backward, 0, 0});
-  check(0, {send_backward, 1, 0}, {backward, 1, 0});
-  check(0, {reduce, 1, all_microbatches}, {backward, 1, 1});
-  check(0, {reduce, 0, all_microbatches}, {tied_reduce, 0, all_microbatches});
-  check(1, {reduce, 1, all_microbatches}, {tied_reduce, 1, all_microbatches});
-  check(0, {tied_reduce, 0, all_microbatches}, {backward, 0, 1});
+  check(1, make_action(forward, 0, 0), make_action(recv_forward, 0, 0));
+  check(1, make_action(send_forward, 0, 0), make_action(forward, 0, 0));
+  check(1, make_action(loss, 1, 0), make_action(forward, 1, 0));
+  check(1, make_action(backward, 1, 0), make_action(loss, 1, 0));
+  check(0, make_action(backward, 0, 0), make_action(recv_backward, 0, 0));
+  check(0, make_action(send_backward, 1, 0), make_action(backward, 1, 0));
+  check(0, make_action(reduce, 1, all_microbatches), make_action(backward, 1, 1));
+  check(0, make_action(reduce, 0, all_microbatches), make_action(tied_reduce, 0, all_microbatches));
+  check(1, make_action(reduce, 1, all_microbatches), make_action(tied_reduce, 1, all_microbatches));
+  check(0, make_action(tied_reduce, 0, all_microbatches), make_action(backward, 0, 1));
 
-  const Lists weight_first{{{forward, 0, 0}, {backward_weight, 0, 0}, {backward_input, 0, 0}}};
+  const Lists weight_first{{make_action(forward, 0, 0), make_action(backward_weight, 0, 0),
+                            make_action(backward_input, 0, 0)}};
   const auto verdict = verify(lower(Schedule::from_lists(1, 1, weight_first)));
   CHECK(verdict.fault == Fault::dependency);
   CHECK(verdict.action == make_action(backward_weight, 0, 0));
@@ -305,38 +304,38 @@ TEST_CASE("dpp: what an action needs must stand before it") {
 
 TEST_CASE("dpp: a channel delivers in the order of its sends") {
   auto lists = lists_of(lower(make_schedule(GPipe{}, 2, 2, 1)));
-  move_before(lists[0], {forward, 0, 1}, {send_forward, 0, 0});
+  move_before(lists[0], make_action(forward, 0, 1), make_action(send_forward, 0, 0));
   CHECK(verify(Schedule::from_lists(2, 1, lists)).ok());
-  move_before(lists[0], {send_forward, 0, 1}, {send_forward, 0, 0});
+  move_before(lists[0], make_action(send_forward, 0, 1), make_action(send_forward, 0, 0));
   const auto verdict = verify(Schedule::from_lists(2, 1, lists));
   CHECK(verdict.fault == Fault::unmatched);
   CHECK(verdict.rank == 1);
   CHECK(verdict.action == make_action(recv_forward, 0, 0));
 
   auto backwards = lists_of(lower(make_schedule(GPipe{}, 2, 2, 1)));
-  move_before(backwards[1], {backward, 0, 1}, {send_backward, 0, 0});
-  move_before(backwards[1], {loss, 0, 1}, {backward, 0, 1});
+  move_before(backwards[1], make_action(backward, 0, 1), make_action(send_backward, 0, 0));
+  move_before(backwards[1], make_action(loss, 0, 1), make_action(backward, 0, 1));
   CHECK(verify(Schedule::from_lists(2, 1, backwards)).ok());
-  move_before(backwards[1], {send_backward, 0, 1}, {send_backward, 0, 0});
+  move_before(backwards[1], make_action(send_backward, 0, 1), make_action(send_backward, 0, 0));
   CHECK(verify(Schedule::from_lists(2, 1, backwards)).fault == Fault::unmatched);
 }
 
 TEST_CASE("dpp: a gradient is computed whole or in halves, not both") {
-  const Lists both{{{forward, 0, 0}, {backward, 0, 0}, {backward_weight, 0, 0}}};
+  const Lists both{{make_action(forward, 0, 0), make_action(backward, 0, 0),
+                    make_action(backward_weight, 0, 0)}};
   CHECK(verify(lower(Schedule::from_lists(1, 1, both))).fault == Fault::duplicate);
-  const Lists both_late{{{forward, 0, 0},
-                         {loss, 0, 0},
-                         {backward_input, 0, 0},
-                         {backward, 0, 0},
-                         {reduce, 0, all_microbatches}}};
+  const Lists both_late{{make_action(forward, 0, 0), make_action(loss, 0, 0),
+                         make_action(backward_input, 0, 0), make_action(backward, 0, 0),
+                         make_action(reduce, 0, all_microbatches)}};
   const auto late = verify(Schedule::from_lists(1, 1, both_late));
   CHECK(late.fault == Fault::duplicate);
   CHECK(late.action == make_action(backward, 0, 0));
-  const Lists half{{{forward, 0, 0}, {backward_input, 0, 0}}};
+  const Lists half{{make_action(forward, 0, 0), make_action(backward_input, 0, 0)}};
   const auto verdict = verify(lower(Schedule::from_lists(1, 1, half)));
   CHECK(verdict.fault == Fault::missing);
   CHECK(verdict.action == make_action(backward_weight, 0, 0));
-  const Lists split{{{forward, 0, 0}, {backward_input, 0, 0}, {backward_weight, 0, 0}}};
+  const Lists split{{make_action(forward, 0, 0), make_action(backward_input, 0, 0),
+                     make_action(backward_weight, 0, 0)}};
   CHECK(verify(lower(Schedule::from_lists(1, 1, split))).ok());
 }
 
@@ -348,9 +347,12 @@ TEST_CASE("dpp: a compute order that was not lowered lacks its transfers") {
 
 TEST_CASE("dpp: a deadlock names the ranks of the cycle and what each waits for") {
   // Rank 2 wants both forwards first, rank 1 the first gradient before the second forward.
-  const Lists lists{{{forward, 0, 0}, {forward, 0, 1}, {backward, 0, 0}, {backward, 0, 1}},
-                    {{forward, 0, 0}, {backward, 0, 0}, {forward, 0, 1}, {backward, 0, 1}},
-                    {{forward, 0, 0}, {forward, 0, 1}, {backward, 0, 0}, {backward, 0, 1}}};
+  const Lists lists{{make_action(forward, 0, 0), make_action(forward, 0, 1),
+                     make_action(backward, 0, 0), make_action(backward, 0, 1)},
+                    {make_action(forward, 0, 0), make_action(backward, 0, 0),
+                     make_action(forward, 0, 1), make_action(backward, 0, 1)},
+                    {make_action(forward, 0, 0), make_action(forward, 0, 1),
+                     make_action(backward, 0, 0), make_action(backward, 0, 1)}};
   const auto made = lower(Schedule::from_lists(2, 1, lists));
   const auto verdict = verify(made);
   CHECK(verdict.fault == Fault::deadlock);
@@ -382,14 +384,10 @@ TEST_CASE("dpp: too few slots deadlock at the send that finds none") {
 TEST_CASE("dpp: a hop inside a rank has slots enough never to block") {
   // Both chunks on one rank, forwards of chunk 0 run ahead of chunk 1, which itself never has more
   // than one live micro-batch: the second output still needs a slot to wait in.
-  const Lists lists{{{forward, 0, 0},
-                     {forward, 0, 1},
-                     {forward, 1, 0},
-                     {backward, 1, 0},
-                     {forward, 1, 1},
-                     {backward, 1, 1},
-                     {backward, 0, 0},
-                     {backward, 0, 1}}};
+  const Lists lists{{make_action(forward, 0, 0), make_action(forward, 0, 1),
+                     make_action(forward, 1, 0), make_action(backward, 1, 0),
+                     make_action(forward, 1, 1), make_action(backward, 1, 1),
+                     make_action(backward, 0, 0), make_action(backward, 0, 1)}};
   const auto made = lower(Schedule::from_lists(2, 2, lists));
   const auto verdict = verify(made);
   CHECK(verdict.peak_per_chunk == std::vector<int>{2, 1});
@@ -399,13 +397,13 @@ TEST_CASE("dpp: a hop inside a rank has slots enough never to block") {
 
 TEST_CASE("dpp: tied gradients summed too early deadlock, on one rank only are missed") {
   auto lists = lists_of(lowered(ScheduleTraversal<DFC>{}, 2, 2, 2));
-  move_before(lists[1], {tied_reduce, 1, all_microbatches}, {backward, 0, 1});
+  move_before(lists[1], make_action(tied_reduce, 1, all_microbatches), make_action(backward, 0, 1));
   const auto early = verify(Schedule::from_lists(2, 2, lists));
   CHECK(early.fault == Fault::deadlock);
   CHECK(early.cycle.size() == 2);
 
   auto middle = lists_of(lowered(GPipe{}, 3, 1, 1));
-  middle[1].push_back({tied_reduce, 0, all_microbatches});
+  middle[1].push_back(make_action(tied_reduce, 0, all_microbatches));
   CHECK(verify(Schedule::from_lists(1, 1, middle)).fault == Fault::out_of_place);
 }
 
@@ -424,4 +422,166 @@ TEST_CASE("dpp: a verdict is told in one sentence") {
       sentence_of(broken) ==
       "forward of chunk 0, micro-batch 0 at position 4 of rank 0 repeats work that stands earlier "
       "in the list");
+}
+
+namespace {
+
+Action with_next(Action a) {
+  a.with_next = true;
+  return a;
+}
+
+}  // namespace
+
+TEST_CASE("dpp: a fused pair holds both its activations at once") {
+  Lists lists{{make_action(forward, 0, 0), make_action(backward, 0, 0), make_action(forward, 0, 1),
+               make_action(backward, 0, 1)}};
+  const auto apart = lower(Schedule::from_lists(2, 1, lists));
+  CHECK(verify(apart).peak(0) == 1);
+  CHECK(verify(apart, std::vector<int>{1}).ok());
+  lists[0][1].with_next = true;
+  const auto fused = lower(Schedule::from_lists(2, 1, lists));
+  const auto verdict = verify(fused);
+  CHECK(verdict.ok());
+  CHECK(verdict.peak(0) == 2);
+  CHECK(verdict.peak_per_chunk == std::vector<int>{2});
+  CHECK(required_slots(fused) == std::vector<int>{2});
+  // The forward takes a slot when the pair begins, the backward gives one back when it ends.
+  const auto short_of = verify(fused, std::vector<int>{1});
+  CHECK(describe(short_of) ==
+        "deadlock: rank 0 at position 3 (forward of chunk 0, micro-batch 1) waits for a slot of "
+        "rank 0");
+}
+
+TEST_CASE("dpp: a pair begins when both halves have their inputs") {
+  // Rank 1 needs the second forward before it can give the first gradient.
+  Lists lists{{make_action(forward, 0, 0), make_action(forward, 0, 1), make_action(backward, 0, 0),
+               make_action(backward, 0, 1)},
+              {make_action(forward, 0, 0), make_action(forward, 0, 1), make_action(backward, 0, 0),
+               make_action(backward, 0, 1)}};
+  CHECK(verify(lower(Schedule::from_lists(2, 1, lists))).ok());
+  lists[0][1].with_next = true;
+  CHECK(describe(verify(lower(Schedule::from_lists(2, 1, lists)))) ==
+        "deadlock: rank 0 at position 2 (recv_backward of chunk 0, micro-batch 0) waits for rank "
+        "1; rank 1 at position 2 (recv_forward of chunk 0, micro-batch 1) waits for rank 0");
+  lists[0][1].with_next = false;
+  lists[1][1].with_next = true;
+  CHECK(verify(lower(Schedule::from_lists(2, 1, lists))).ok());
+}
+
+TEST_CASE("dpp: a pair is one forward and one backward that stand together") {
+  const Lists plain{{make_action(forward, 0, 0), make_action(forward, 0, 1),
+                     make_action(backward_input, 0, 0), make_action(forward, 0, 2),
+                     make_action(backward_weight, 0, 0), make_action(backward, 0, 1),
+                     make_action(backward, 0, 2)}};
+  const auto verdict_with = [&](const std::vector<std::size_t>& flagged) {
+    Lists lists = plain;
+    for (const std::size_t i : flagged) lists[0][i].with_next = true;
+    return verify(lower(Schedule::from_lists(3, 1, lists)));
+  };
+  CHECK(verdict_with({}).ok());
+  CHECK(verdict_with({1}).ok());
+  CHECK(verdict_with({2}).ok());
+  for (const std::vector<std::size_t>& flagged :
+       {std::vector<std::size_t>{0}, {3}, {4}, {5}, {6}, {1, 2}, {1, 4}}) {
+    const auto verdict = verdict_with(flagged);
+    CHECK(verdict.fault == Fault::bad_pair);
+    CHECK(verdict.action == with_next(plain[0][flagged.back() == 2 ? 1 : flagged.back()]));
+  }
+  const Lists same{{with_next(make_action(forward, 0, 0)), make_action(backward, 0, 0)}};
+  const auto verdict = verify(lower(Schedule::from_lists(1, 1, same)));
+  CHECK(describe(verdict) ==
+        "forward of chunk 0, micro-batch 0 at position 1 of rank 0 has no partner right behind "
+        "it: a fused pair is one forward and one backward, of different micro-batches or chunks");
+
+  auto parted = lists_of(lower(
+      Schedule::from_lists(2, 1,
+                           {{make_action(forward, 0, 0), with_next(make_action(forward, 0, 1)),
+                             make_action(backward, 0, 0), make_action(backward, 0, 1)}})));
+  CHECK(verify(Schedule::from_lists(2, 1, parted)).ok());
+  move_before(parted[0], make_action(loss, 0, 0), make_action(backward, 0, 0));
+  CHECK(verify(Schedule::from_lists(2, 1, parted)).fault == Fault::bad_pair);
+}
+
+TEST_CASE("dpp: 1F1B hangs on bare synchronous sends, and on nothing weaker") {
+  const auto made = lower(make_schedule(OneForwardOneBackward{}, 2, 2, 1));
+  CHECK(describe(verify(made, {}, Transport::rendezvous(0))) ==
+        "deadlock: rank 0 at position 3 (send_forward of chunk 0, micro-batch 1) waits for rank "
+        "1; rank 1 at position 4 (send_backward of chunk 0, micro-batch 0) waits for rank 0");
+  CHECK(verify(made, {}, Transport::rendezvous(1)).ok());
+  CHECK(verify(made, {}, Transport::blocking()).ok());
+  CHECK_THROWS_WITH_AS((void)verify(made, {}, Transport::rendezvous(-1)),
+                       "verify() was given -1 out-buffers for each channel; 0 is the least", Error);
+  CHECK_THROWS_AS(expect_valid(made, {}, Transport::rendezvous(0)), Error);
+}
+
+TEST_CASE("dpp: out-buffers bound how far a sender runs ahead") {
+  // Breadth first, the last rank makes activations for the first before that one wants any.
+  const auto made = lower(make_schedule(ScheduleTraversal<BFC>{}, 2, 6, 2));
+  CHECK(describe(verify(made, {}, Transport::rendezvous(2))) ==
+        "deadlock: rank 0 at position 10 (forward of chunk 0, micro-batch 5) waits for rank 1 to "
+        "receive an earlier message; rank 1 at position 7 (forward of chunk 0, micro-batch 2) "
+        "waits for rank 0 to receive an earlier message");
+  CHECK(verify(made, {}, Transport::rendezvous(3)).ok());
+  CHECK(verify(made, required_slots(made)).ok());
+}
+
+TEST_CASE("dpp: without tags all messages from one rank to another share a queue") {
+  // Rank 0 sends chunk 0 of both micro-batches first, rank 1 wants chunk 1 of the first between.
+  const Lists lists{
+      {make_action(forward, 0, 0), make_action(forward, 0, 1), make_action(forward, 1, 0),
+       make_action(forward, 1, 1), make_action(backward, 1, 0), make_action(backward, 1, 1),
+       make_action(backward, 0, 0), make_action(backward, 0, 1)},
+      {make_action(forward, 0, 0), make_action(forward, 1, 0), make_action(forward, 0, 1),
+       make_action(forward, 1, 1), make_action(backward, 1, 0), make_action(backward, 1, 1),
+       make_action(backward, 0, 0), make_action(backward, 0, 1)}};
+  const auto made = lower(Schedule::from_lists(2, 2, lists));
+  CHECK(verify(made).ok());
+  CHECK(verify(made, {}, Transport::rendezvous()).ok());
+  const auto verdict = verify(made, {}, Transport::blocking());
+  CHECK(verdict.fault == Fault::unmatched);
+  CHECK(describe(verdict) ==
+        "recv_forward of chunk 1, micro-batch 0 at position 3 of rank 1 receives in another order "
+        "than the other end sends");
+}
+
+TEST_CASE("dpp: transfers that stand next to each other are one group, others are not") {
+  auto lists = lists_of(lower(make_schedule(OneForwardOneBackward{}, 2, 2, 1)));
+  CHECK(verify(Schedule::from_lists(2, 1, lists), {}, Transport::blocking()).ok());
+  // Within a group the order matters only for messages of one queue.
+  std::swap(lists[1][4], lists[1][5]);
+  CHECK(lists[1][4] == make_action(recv_forward, 0, 1));
+  CHECK(lists[1][5] == make_action(send_backward, 0, 0));
+  CHECK(verify(Schedule::from_lists(2, 1, lists), {}, Transport::blocking()).ok());
+
+  // Split on both ranks: a forward stands between rank 0's send and recv, a weight gradient
+  // between those of rank 1.
+  const Lists split{
+      {make_action(forward, 0, 0), make_action(forward, 0, 1), make_action(forward, 0, 2),
+       make_action(backward, 0, 0), make_action(backward, 0, 1), make_action(backward, 0, 2)},
+      {make_action(forward, 0, 0), make_action(backward_input, 0, 0),
+       make_action(backward_weight, 0, 0), make_action(forward, 0, 1), make_action(backward, 0, 1),
+       make_action(forward, 0, 2), make_action(backward, 0, 2)}};
+  const auto made = lower(Schedule::from_lists(3, 1, split));
+  CHECK(describe(verify(made, {}, Transport::blocking())) ==
+        "deadlock: rank 0 at position 3 (send_forward of chunk 0, micro-batch 1) waits for rank "
+        "1; rank 1 at position 4 (send_backward of chunk 0, micro-batch 0) waits for rank 0");
+  CHECK(verify(made, {}, Transport::rendezvous(1)).ok());
+}
+
+TEST_CASE("dpp: a recv that stands early takes a slot early where nothing is posted ahead") {
+  auto lists = lists_of(lower(make_schedule(OneForwardOneBackward{}, 2, 2, 1)));
+  move_before(lists[1], make_action(recv_forward, 0, 1), make_action(forward, 0, 0));
+  const auto made = Schedule::from_lists(2, 1, lists);
+  for (const Transport transport :
+       {Transport::slots(), Transport::rendezvous(1), Transport::blocking()}) {
+    CHECK(verify(made, std::vector<int>{2, 2}, transport).ok());
+  }
+  CHECK(describe(verify(made, std::vector<int>{2, 1}, Transport::rendezvous(1))) ==
+        "deadlock: rank 1 at position 1 (recv_forward of chunk 0, micro-batch 1) waits for a slot "
+        "of rank 1");
+  CHECK(describe(verify(made, std::vector<int>{2, 1}, Transport::slots())) ==
+        "deadlock: rank 0 at position 3 (send_forward of chunk 0, micro-batch 1) waits for a slot "
+        "of rank 1; rank 1 at position 1 (recv_forward of chunk 0, micro-batch 1) waits for rank "
+        "0");
 }

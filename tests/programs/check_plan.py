@@ -1,0 +1,351 @@
+#!/usr/bin/env python3
+"""mega-plan as its users run it: known figures, files, refusals, exit codes.
+
+usage: check_plan.py BIN_FOLDER [TEST...]
+"""
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import xml.etree.ElementTree
+
+BIN = pathlib.Path(sys.argv[1]).resolve()
+
+# p, m, (F, I, W, hop) and the bubble over the longest span of a rank of 1F1B, ZB-H1 and ZB-H2, to four digits,
+# as public schedulers and an independent simulator give them.
+BUBBLES = [
+    (8, 24, (18.522, 18.086, 9.337, .601), .2431, .1585, .1083),
+    (8, 32, (18.513, 18.086, 9.331, .626), .1985, .1242, .0837),
+    (8, 64, (18.546, 18.097, 9.321, .762), .1240, .0674, .0444),
+    (8, 24, (29.718, 29.444, 19.927, .527), .2347, .1323, .0698),
+    (8, 32, (29.802, 29.428, 19.530, .577), .1898, .1045, .0559),
+    (8, 64, (29.935, 29.621, 19.388, .535), .1091, .0554, .0294),
+    (16, 48, (11.347, 11.248, 8.132, .377), .2552, .1397, .0672),
+    (32, 96, (10.419, 10.207, 7.715, .408), .2646, .1421, .0641),
+]
+ROUNDING = 5e-5
+
+
+class Plan(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def run_plan(self, *arguments, timeout=300):
+        return subprocess.run([str(BIN / "mega-plan"), *map(str, arguments)], capture_output=True, text=True,
+                              timeout=timeout, cwd=self.folder, stdin=subprocess.DEVNULL)
+
+    def json(self, *arguments, code=0):
+        done = self.run_plan(*arguments, "--json")
+        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
+        self.assertEqual(done.stderr, "")
+        return json.loads(done.stdout)
+
+    def schedule(self, name, p, m, *more, v=None):
+        chunks = [] if v is None else ["--vpp", v]
+        return self.json("schedule", "--name", name, "--pp", p, "--micro-batches", m, *chunks, *more)
+
+    def refused(self, *arguments, says=()):
+        """Exit code 2, one sentence on standard error, nothing on standard output, nothing written."""
+        before = sorted(self.folder.rglob("*"))
+        done = self.run_plan(*arguments)
+        self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+        for word in says:
+            self.assertIn(str(word), done.stderr)
+        self.assertEqual(before, sorted(self.folder.rglob("*")))
+
+    def file(self, text, name="foreign.csv"):
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    # --- schedule ---
+    def test_unit_makespans(self):
+        cases = [("gpipe", 4, 8, 1, 33, 33), ("1f1b", 4, 8, 1, 33, 33), ("zb-h1", 4, 8, 1, 27, 27), ("zb-h2", 4, 8, 1, 27, 24),
+                 ("gpipe", 8, 16, 1, 69, 69), ("1f1b", 8, 24, 1, 93, 93), ("zb-h1", 8, 24, 1, 79, 79),
+                 ("zb-h2", 8, 24, 1, 79, 72), ("looped-bfs", 4, 8, 2, 57, 57), ("dfc", 4, 8, 2, 57, 57),
+                 ("bfc", 4, 8, 2, 57, 57), ("dfc", 4, 8, 4, 105, 105), ("dfc", 8, 16, 2, 117, 117),
+                 ("zb-v", 4, 8, 2, 51, 48), ("zb-v", 8, 16, 2, 103, 96), ("1f1b", 1, 1, 1, 3, 3)]
+        for name, p, m, v, makespan, span in cases:
+            with self.subTest(name=name, p=p, m=m, v=v):
+                got = self.schedule(name, p, m, v=v)
+                busy = 3 * m * v
+                self.assertEqual((got["makespan"], got["busy"]), (makespan, busy))
+                self.assertAlmostEqual(got["bubble_wall"], 1 - busy / makespan, places=12)
+                self.assertAlmostEqual(got["bubble_span"], 1 - busy / span, places=12)
+                self.assertTrue(got["deadlock_free"])
+
+    def test_peaks(self):
+        self.assertEqual(self.schedule("gpipe", 4, 8)["peak_activations"], [8, 8, 8, 8])
+        self.assertEqual(self.schedule("1f1b", 4, 8)["peak_activations"], [4, 3, 2, 1])
+        self.assertEqual(self.schedule("dfc", 4, 8)["peak_activations"], [11, 9, 7, 5])
+        self.assertEqual(self.schedule("interleaved", 4, 8, "--group-size", 8)["peak_activations"], [15, 13, 11, 9])
+        self.assertEqual(self.schedule("dfc", 4, 8, v=4)["peak_activations"], [19, 17, 15, 13])
+        self.assertEqual(self.schedule("zb-h1", 4, 8)["peak_activations"], [4, 4, 4, 4])
+        self.assertEqual(max(self.schedule("zb-h2", 4, 8)["peak_activations"]), 7)
+        self.assertEqual(max(self.schedule("zb-v", 4, 8)["peak_activations"]), 8)
+        self.assertLessEqual(max(self.schedule("v", 4, 8, "--memory-cap", 5)["peak_activations"]), 5)
+
+    def test_hops_on_the_critical_path(self):
+        for v, depth_first, breadth_first in ((2, 64, 60), (4, 120, 108)):
+            self.assertEqual(self.schedule("dfc", 4, 8, "--comm", .5, v=v)["makespan"], depth_first)
+            self.assertEqual(self.schedule("looped-bfs", 4, 8, "--comm", .5, v=v)["makespan"], breadth_first)
+
+    def test_zero_bubble_table(self):
+        for p, m, (f, i, w, hop), plain, h1, h2 in BUBBLES:
+            with self.subTest(p=p, m=m):
+                more = ["--times", f"{f},{i},{w}", "--comm", hop]
+                self.assertAlmostEqual(self.schedule("1f1b", p, m, *more)["bubble_span"], plain, delta=ROUNDING)
+                self.assertLessEqual(self.schedule("zb-h1", p, m, *more)["bubble_span"], h1 + ROUNDING)
+                self.assertLessEqual(self.schedule("zb-h2", p, m, *more)["bubble_span"], h2 + ROUNDING)
+
+    def test_automatic_search_keeps_its_cap_and_beats_h1(self):
+        p, m, (f, i, w, hop), _, h1, _ = BUBBLES[0]
+        got = self.schedule("auto", p, m, "--times", f"{f},{i},{w}", "--comm", hop, "--memory-cap", p, "--goal", "span",
+                            "--tries", 20)
+        self.assertLessEqual(got["bubble_span"], h1 + ROUNDING)
+        self.assertLessEqual(max(got["peak_activations"]), p)
+        self.assertTrue(got["deadlock_free"])
+        self.assertIn("found_as", got)
+
+    def test_split_of_1f1b_by_rank_is_h1(self):
+        split, h1 = self.schedule("split-1f1b", 4, 9), self.schedule("zb-h1", 4, 9)
+        self.assertEqual([split[k] for k in ("makespan", "peak_activations")], [h1[k] for k in ("makespan", "peak_activations")])
+        self.assertEqual(max(self.schedule("split-1f1b", 4, 9, "--weights", "at-end")["peak_activations"]), 9)
+
+    def test_pairs_take_their_own_time(self):
+        """The worst rank of DualPipeV idles (p-1)(pair + B - 3W)."""
+        for pair, makespan in ((3, 66), (2.5, 59)):
+            got = self.schedule("dualpipev", 4, 10, "--pair", pair)
+            self.assertEqual(got["makespan"], makespan)
+
+    def test_names_are_listed(self):
+        done = self.run_plan("schedule", "--list")
+        self.assertEqual(done.returncode, 0)
+        names = [line.split()[0] for line in done.stdout.splitlines()]
+        for name in ("gpipe", "looped-bfs", "1f1b", "interleaved", "dfc", "bfc", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
+                     "v", "dualpipev", "auto"):
+            self.assertIn(name, names)
+            if name in ("interleaved", "v"):
+                continue
+            self.assertTrue(self.schedule(name, 3, 7)["deadlock_free"])
+
+    def test_text_says_what_json_says(self):
+        done = self.run_plan("schedule", "--name", "zb-h1", "--pp", 8, "--micro-batches", 24)
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(done.stdout, r"makespan +79\b")
+        self.assertIn("8.86 %", done.stdout)
+        self.assertIn("8 (8 times)", done.stdout)
+
+    # --- files ---
+    def test_csv_comes_back_through_check(self):
+        cases = [("gpipe", 3, 5, []), ("1f1b", 4, 8, []), ("dfc", 4, 10, ["--vpp", 3]), ("bfc", 2, 7, []),
+                 ("zb-h1", 4, 8, []), ("zb-h2", 3, 9, []), ("zb-v", 4, 8, []), ("dualpipev", 4, 10, []),
+                 ("split-dfc", 3, 6, ["--weights", "2"]), ("1f1b", 1, 2, [])]
+        for name, p, m, more in cases:
+            for transfers in ([], ["--transfers"]):
+                with self.subTest(name=name, transfers=transfers):
+                    path = self.folder / "out.csv"
+                    made = self.schedule(name, p, m, "--csv", path, "--comm", .25, *transfers, *more)
+                    links = ["--links", "blocking"] if transfers else []
+                    read = self.json("check", path, "--comm", .25, *links)
+                    self.assertTrue(read["valid"])
+                    for key in ("ranks", "micro_batches", "chunks", "makespan", "busy", "peak_activations"):
+                        self.assertEqual(made[key], read[key], key)
+
+    def test_pictures_and_traces_are_well_formed(self):
+        svg, trace = self.folder / "a.svg", self.folder / "a.json"
+        self.schedule("zb-v", 3, 6, "--svg", svg, "--perfetto", trace, "--comm", .5)
+        root = xml.etree.ElementTree.fromstring(svg.read_text())
+        tips = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
+        self.assertEqual(sum("micro-batch" in tip and "chunk" in tip and " to " in tip for tip in tips), 3 * 2 * 3 * 6)
+        events = json.loads(trace.read_text())["traceEvents"]
+        self.assertEqual(sum(e["ph"] == "X" and e["pid"] == 0 for e in events), 3 * 2 * 3 * 6)
+
+    def test_files_replace_and_leave_nothing_behind(self):
+        path = self.file("old", "a.svg")
+        self.schedule("gpipe", 2, 2, "--svg", path)
+        self.assertIn("<svg", path.read_text())
+        self.assertEqual([path], sorted(self.folder.iterdir()))
+
+    def test_no_file_appears_unless_all_can(self):
+        one = ["schedule", "--name", "gpipe", "--pp", 2, "--micro-batches", 2]
+        self.refused(*one, "--svg", "a.svg", "--csv", "no/such/folder/a.csv", says=["no/such/folder"])
+        self.refused(*one, "--svg", "a", "--csv", "a", says=["two outputs"])
+
+    # --- check ---
+    def test_deadlock_shows_its_cycle(self):
+        path = self.file("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+        got = self.json("check", path, code=1)
+        self.assertFalse(got["valid"])
+        self.assertEqual(got["fault"]["kind"], "deadlock")
+        cycle = got["fault"]["cycle"]
+        self.assertEqual([(c["rank"], c["waits_for_rank"]) for c in cycle], [(0, 1), (1, 0)])
+        self.assertEqual([(c["action"], c["micro_batch"]) for c in cycle], [("recv_backward", 0), ("recv_forward", 1)])
+        self.assertNotIn("makespan", got)
+        done = self.run_plan("check", path)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("rank 0 at position", done.stdout)
+        self.assertIn("waits for rank 1", done.stdout)
+
+    def test_deadlock_of_one_kind_of_link_only(self):
+        # Rank 0 sends its second activation, rank 1 its first gradient, and neither receives before it has sent.
+        path = self.file("0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n"
+                         "1RECV_F0,1F0,1I0,1SEND_B0,1W0,1RECV_F1,1F1,1I1,1SEND_B1,1W1,1RECV_F2,1F2,1I2,1SEND_B2,1W2\n")
+        self.assertTrue(self.json("check", path)["valid"])
+        got = self.json("check", path, "--links", "blocking", code=1)
+        self.assertEqual(got["fault"]["kind"], "deadlock")
+        self.assertFalse(self.json("check", path)["runs_on"]["blocking"])
+
+    def test_faults_have_names(self):
+        for text, kind in (("0F0,0F1,0B1,0B0\n", "out of order"), ("0B0,0F0\n", "dependency"), ("0F0,0F1,0B0\n", "missing"),
+                           ("0F0,0F0,0B0\n", None)):
+            with self.subTest(text=text):
+                path = self.file(text)
+                if kind is None:
+                    self.refused("check", path)
+                else:
+                    self.assertEqual(self.json("check", path, code=1)["fault"]["kind"], kind)
+
+    def test_unreadable_files(self):
+        self.refused("check", self.folder / "absent.csv", says=["absent.csv"])
+        self.refused("check", self.file("0F0,hello\n"), says=["hello"])
+        self.refused("check", self.file(""))
+        self.refused("check", self.file("0F0,0B0\n"), "--links", "wet-string", says=["slots", "rendezvous", "blocking"])
+
+    # --- compare ---
+    def test_table_of_measured_times(self):
+        got = self.json("compare", "--pp", 4, "--micro-batches", 8, "--vpp", "1,2", "--times", "2,2,2")
+        rows = {(r["schedule"], r["vpp"]): r for r in got["schedules"]}
+        self.assertEqual(rows["1f1b", 1]["step"], 66)
+        self.assertEqual(rows["1f1b", 1]["peak_activations"], 4)
+        self.assertEqual(rows["zb-h1", 1]["step"], 54)
+        self.assertEqual(rows["dfc", 2]["step"], 57)
+        self.assertEqual(rows["dfc", 2]["peak_activations"], 5.5)
+        self.assertEqual(rows["zb-v", 2]["step"], 51)
+        steps = [r["step"] for r in got["schedules"]]
+        self.assertEqual(steps, sorted(steps))
+        self.assertEqual((got["best"], got["vpp"]), (got["schedules"][0]["schedule"], got["schedules"][0]["vpp"]))
+        self.assertIn(got["best"], got["why"])
+
+    def test_memory_cap_leaves_out(self):
+        common = ["compare", "--pp", 4, "--micro-batches", 8, "--vpp", "1,2", "--times", "2,2,2"]
+        got = self.json(*common, "--memory-cap", 4)
+        self.assertTrue(all(r["peak_activations"] <= 4 for r in got["schedules"]))
+        self.assertIn("gpipe", [r["schedule"] for r in got["left_out"]])
+        self.assertIn("zb-h1", [r["schedule"] for r in got["schedules"]])
+        self.refused(*common, "--memory-cap", .5, says=["no schedule fits", "the least"])
+
+    def test_links_serialise_and_are_exposed(self):
+        got = self.json("compare", "--pp", 2, "--micro-batches", 1, "--vpp", 1, "--times", "1,1,1", "--link-latency", 2,
+                        "--link-bandwidth", 10, "--message-bytes", 5)
+        row = [r for r in got["schedules"] if r["schedule"] == "1f1b"][0]
+        self.assertEqual(row["step"], 6 + 2 * 2.5)
+        self.assertEqual(row["transfer_coverage"], 0)
+        self.assertEqual(row["exposed_transfer"], 2.5)
+
+    def test_model_is_counted(self):
+        s, h, layers, vocab, flops = 512, 768, 12, 50257, 1e12
+        layer = 3 * (2 * h * h * 4 + 4 * h * 4 * h + 2 * h * (s + 1))
+        step = s * (layers * layer + 3 * 2 * h * vocab) / flops
+        got = self.json("compare", "--model", "gpt3-125m", "--pp", 1, "--micro-batches", 2, "--seq-length", s, "--flops", flops)
+        row = [r for r in got["schedules"] if r["schedule"] == "1f1b"][0]
+        self.assertAlmostEqual(row["step"] / (2 * step), 1, places=12)
+        self.assertEqual(row["layers"], [12])
+        self.assertAlmostEqual(row["peak_bytes"] / (layers * 32 * s * h), 1, places=12)
+
+    def test_layers_are_balanced_with_the_head(self):
+        got = self.json("compare", "--model", "llama3-8b", "--pp", 8, "--micro-batches", 16, "--vpp", "1,2", "--flops", 4e14,
+                        "--seq-length", 8192, "--link-latency", 1e-5, "--link-bandwidth", "50GB", "--memory-cap", "60GB")
+        for row in got["schedules"]:
+            self.assertEqual(sum(row["layers"]), 32)
+            self.assertLess(row["layers"][-1], 32 // (8 * row["vpp"]))
+            self.assertLessEqual(row["peak_bytes"], 60e9)
+
+    def test_models_from_files(self):
+        config = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+        path = self.file(json.dumps(config), "config.json")
+        more = ["--pp", 2, "--micro-batches", 4, "--flops", 1e14, "--vpp", 1]
+        from_file, bundled = (self.json("compare", "--model", m, *more) for m in (path, "gpt3-125m"))
+        self.assertEqual(from_file["schedules"], bundled["schedules"])
+
+    def test_a_thousand_stages(self):
+        start = time.monotonic()
+        got = self.json("compare", "--pp", 512, "--micro-batches", 1024, "--vpp", 2, "--times", "2,2,2", "--comm", .01)
+        print(f"1024 stages: {time.monotonic() - start:.1f} s", file=sys.stderr)
+        self.assertGreaterEqual(len(got["schedules"]), 6)
+
+    # --- wrong usage ---
+    def test_numbers_that_make_no_sense(self):
+        one = ["schedule", "--name", "1f1b", "--svg", "never.svg"]
+        for p, m in ((0, 8), (-1, 8), (4, 0), (4, -3), (2000000000, 2000000000), (4.5, 8), ("many", 8)):
+            self.refused(*one, "--pp", p, "--micro-batches", m)
+        sized = [*one, "--pp", 4, "--micro-batches", 8]
+        for times in ("0,1,1", "1,-1,1", "nan,1,1", "1,inf,1", "1,1", "1,1,1,1", "1,1,x", "", "1e300,1,1"):
+            self.refused(*sized, f"--times={times}", says=["--times"])
+        for comm in ("-1", "nan", "inf"):
+            self.refused(*sized, f"--comm={comm}", says=["--comm"])
+        self.refused(*sized, "--vpp", 2, says=["1F1B", "2"])
+        self.refused(*sized, "--vpp", 0, says=["--vpp"])
+
+    def test_names_and_options_that_do_not_fit(self):
+        sized = ["--pp", 4, "--micro-batches", 8, "--svg", "never.svg"]
+        self.refused("schedule", "--name", "zigzag", *sized, says=["zigzag", "1f1b", "dualpipev", "split-<base>"])
+        self.refused("schedule", "--name", "split-zb-h1", *sized, says=["split-zb-h1"])
+        self.refused("schedule", "--name", "interleaved", *sized, says=["--group-size", "4 to 8"])
+        self.refused("schedule", "--name", "interleaved", "--group-size", 3, *sized, says=["3", "4..8"])
+        self.refused("schedule", "--name", "dfc", "--group-size", 4, *sized, says=["--group-size", "dfc"])
+        self.refused("schedule", "--name", "v", *sized, says=["--memory-cap"])
+        self.refused("schedule", "--name", "v", "--memory-cap", 1, *sized, says=["2"])
+        self.refused("schedule", "--name", "auto", "--memory-cap", "nan", *sized, says=["--memory-cap"])
+        self.refused("schedule", "--name", "zb-v", "--vpp", 3, *sized, says=["3"])
+        self.refused("schedule", "--name", "dualpipev", "--pp", 4, "--micro-batches", 7, says=["7"])
+        self.refused("schedule", "--name", "dualpipev", "--pair", 9, "--pp", 4, "--micro-batches", 8, says=["9"])
+        self.refused("schedule", "--name", "split-1f1b", "--weights=-1", *sized, says=["-1", "at-end"])
+        self.refused("schedule", "--name", "gpipe", "--pp", 4, says=["--micro-batches"])
+        self.refused("schedule", "--name", "gpipe", "--transfers", "--pp", 4, "--micro-batches", 7, says=["--csv"])
+        self.refused("plan-it", says=["plan-it"])
+        self.refused(says=["schedule", "check", "compare", "metrics"])
+
+    def test_comparisons_that_do_not_fit(self):
+        sized = ["compare", "--pp", 4, "--micro-batches", 8]
+        self.refused(*sized, says=["--times", "--model"])
+        self.refused(*sized, "--times", "1,1,1", "--model", "gpt3-125m", "--flops", 1e14, says=["both"])
+        self.refused(*sized, "--model", "gpt3-125m", says=["--flops"])
+        self.refused(*sized, "--model", "gpt5", "--flops", 1e14, says=["gpt5", "llama3-8b", "config.json"])
+        self.refused(*sized, "--model", "gpt3-125m", "--flops", 1e14, "--vpp", 4, says=["12", "3"])
+        self.refused("compare", "--pp", 13, "--micro-batches", 8, "--model", "gpt3-125m", "--flops", 1e14, says=["13", "12"])
+        self.refused(*sized, "--model", "gpt3-125m", "--flops", "nan", says=["--flops"])
+        self.refused(*sized, "--model", "gpt3-125m", "--flops", 1e14, "--tp", 5, says=["5", "12"])
+        self.refused(*sized, "--times", "1,1,1", "--vpp", "1,0", says=["1,0"])
+        self.refused(*sized, "--times", "1,1,1", "--comm", 1, "--link-latency", 1, says=["one of them"])
+        self.refused(*sized, "--times", "1,1,1", "--link-bandwidth", 1, says=["--message-bytes"])
+        self.refused(*sized, "--times", "1,1,1", "--memory-cap", "lots", says=["lots"])
+
+    # --- help ---
+    def test_every_example_of_the_help_runs(self):
+        for command in ([], ["schedule"], ["check"], ["compare"], ["metrics"]):
+            done = self.run_plan(*command, "--help")
+            self.assertEqual(done.returncode, 0)
+            self.assertIn("Example: mega-plan", done.stdout)
+            example = re.sub(r"\n\s+", " ", done.stdout.split("Example: ")[1]).split("\n")[0]
+            words = shlex.split(example.split(" Exit codes:")[0])
+            if words[1] == "metrics":
+                continue  # wants traces, which the tests of the metrics have
+            self.file("0F0,0B0\n", "schedule.csv")
+            done = self.run_plan(*words[1:])
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+    os.environ["LC_ALL"] = "C"
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])

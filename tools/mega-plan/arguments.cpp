@@ -1,0 +1,198 @@
+#include "arguments.hpp"
+
+#include <mega/ckpt/durable_file.hpp>
+#include <mega/core/error.hpp>
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <optional>
+#include <span>
+#include <system_error>
+#include <utility>
+
+namespace plan {
+
+using mega::Error;
+using mega::ErrorCode;
+using mega::expects;
+using mega::sentence;
+
+namespace {
+
+constexpr double largest = 1e15;
+
+std::vector<std::string_view> pieces_of(std::string_view text) {
+  std::vector<std::string_view> pieces;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    pieces.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return pieces;
+}
+
+template <class Number>
+std::optional<Number> number_of(std::string_view text) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+void expect_size(int p, int m, int v) {
+  const auto expect_count = [](std::string_view option, int count) {
+    expects(count >= 1, ErrorCode::usage,
+            [&] { return sentence(option, " is ", count, "; the least is 1"); });
+  };
+  expect_count("--pp", p);
+  expect_count("--micro-batches", m);
+  expect_count("--vpp", v);
+  const bool fits = p <= most_forwards / m && static_cast<long long>(p) * m <= most_forwards / v;
+  expects(fits, ErrorCode::usage, [&] {
+    return sentence("--pp ", p, " times --micro-batches ", m, " times --vpp ", v, " exceeds ",
+                    most_forwards, ", the most forwards of a plan");
+  });
+}
+
+void expect_amount(std::string_view option, double value, bool zero) {
+  expects((zero ? value >= 0 : value > 0) && value <= largest, ErrorCode::usage, [&] {
+    return sentence(option, " is ", value, "; valid are numbers ", zero ? "from 0" : "above 0",
+                    " up to ", largest);
+  });
+}
+
+std::vector<int> counts_of(std::string_view option, std::string_view text) {
+  std::vector<int> counts;
+  for (const std::string_view piece : pieces_of(text)) {
+    const auto count = number_of<int>(piece);
+    expects(count && *count >= 1, ErrorCode::usage, [&] {
+      return sentence(option, " ", text,
+                      " is no list of whole numbers of at least 1, such as 1,2,4");
+    });
+    counts.push_back(*count);
+  }
+  return counts;
+}
+
+double amount_of(std::string_view option, std::string_view text) {
+  const auto number = number_of<double>(text);
+  expects(number && *number > 0 && *number <= largest, ErrorCode::usage, [&] {
+    return sentence(option, " ", text, " is no number; valid are those above 0 up to ", largest);
+  });
+  return *number;
+}
+
+double bytes_of(std::string_view option, std::string_view text) {
+  std::string_view digits = text;
+  if (digits.ends_with('B')) digits.remove_suffix(1);
+  const bool binary = digits.ends_with('i');
+  if (binary) digits.remove_suffix(1);
+  int power = 0;
+  constexpr std::string_view units = "KMGT";
+  if (!digits.empty() && units.find(digits.back()) != units.npos) {
+    power = static_cast<int>(units.find(digits.back())) + 1;
+    digits.remove_suffix(1);
+  }
+  const auto number = number_of<double>(digits);
+  const double bytes = number.value_or(0) * std::pow(binary ? 1024.0 : 1000.0, power);
+  expects(number && bytes > 0 && bytes <= 1e18 && (!binary || power > 0), ErrorCode::usage, [&] {
+    return sentence(option, " ", text,
+                    " is no number of bytes above 0, such as 4e9, 80GB or 75GiB");
+  });
+  return bytes;
+}
+
+void TimeArguments::add_to(CLI::App& command, std::string_view of_what) {
+  times_option = command.add_option(
+      "--times", times,
+      sentence("forward, input gradient, weight gradient of ", of_what, ", in any unit"));
+  times_option->capture_default_str();
+  comm_option = command.add_option(
+      "--comm", comm, "time of one hop to another rank, as --times; transfers share no link");
+  pair_option = command.add_option("--pair", pair,
+                                   sentence("time of a forward and a whole backward of ", of_what,
+                                            " side by side; without it their sum"));
+}
+
+mega::dpp::ActionTimes TimeArguments::parsed() const {
+  mega::dpp::ActionTimes result;
+  const auto pieces = pieces_of(times);
+  expects(pieces.size() == 3, ErrorCode::usage, [&] {
+    return sentence("--times ", times, " has ", pieces.size(),
+                    " numbers; valid are 3: forward, input gradient, weight gradient");
+  });
+  double* const into[] = {&result.forward, &result.backward_input, &result.backward_weight};
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const auto number = number_of<double>(pieces[i]);
+    expects(number && *number > 0 && *number <= largest, ErrorCode::usage, [&] {
+      return sentence("--times ", times, " has '", pieces[i], "'; valid are numbers above 0 up to ",
+                      largest);
+    });
+    *into[i] = *number;
+  }
+  expect_amount("--comm", comm, true);
+  result.hop = comm;
+  if (pair_option == nullptr || pair_option->count() == 0) return result;
+  const double backward = result.backward_input + result.backward_weight;
+  const double least = std::max(result.forward, backward);
+  expects(pair >= least && pair <= result.forward + backward, ErrorCode::usage, [&] {
+    return sentence("--pair is ", pair, "; valid are ", least, " (the longer half) to ",
+                    result.forward + backward, " (both halves one after the other)");
+  });
+  result.pair = pair;
+  return result;
+}
+
+void OutputFiles::add(const std::string& path, std::string text) {
+  if (path.empty()) return;
+  for (const File& file : files_) {
+    expects(file.path != path, ErrorCode::usage,
+            [&] { return sentence("two outputs are to be written to ", path); });
+  }
+  files_.push_back({path, std::move(text)});
+}
+
+void OutputFiles::write() const {
+  std::vector<std::string> unfinished;
+  try {
+    for (const File& file : files_) {
+      const std::string path = file.path + "." + mega::ckpt::detail::random_suffix() + ".tmp";
+      mega::ckpt::DurableFile whole(path);
+      whole.write(std::as_bytes(std::span(file.text)));
+      whole.finish();
+      unfinished.push_back(path);
+    }
+    for (std::size_t i = 0; i < files_.size(); ++i)
+      mega::ckpt::rename_durably(unfinished[i], files_[i].path);
+  } catch (...) {
+    for (const std::string& path : unfinished) mega::ckpt::remove_file(path);
+    throw;
+  }
+}
+
+std::string counted(int count, std::string_view noun) {
+  return sentence(count, " ", noun, count == 1 ? "" : noun.ends_with("ch") ? "es" : "s");
+}
+
+std::string joined(std::span<const int> numbers) {
+  std::string text;
+  for (std::size_t i = 0; i < numbers.size();) {
+    std::size_t end = i;
+    while (end < numbers.size() && numbers[end] == numbers[i]) ++end;
+    text += sentence(text.empty() ? "" : " ", numbers[i]);
+    if (end - i > 1) text += sentence(" (", end - i, " times)");
+    i = end;
+  }
+  return text;
+}
+
+std::string fixed(double value, int digits) {
+  char text[512];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+}  // namespace plan

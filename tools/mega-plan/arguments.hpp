@@ -1,0 +1,73 @@
+/// @file  What the subcommands read from the command line and write to files, refused in one
+/// sentence where it makes no sense.
+#pragma once
+#include <mega/dpp/simulator.hpp>
+
+#include <CLI/CLI.hpp>
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace plan {
+
+/// Largest p*m*v of a plan: what it needs stays below two gigabytes.
+inline constexpr long long most_forwards = 1LL << 22;
+
+/// Throws unless p, m, v >= 1 and p*m*v <= most_forwards.
+void expect_size(int p, int m, int v);
+
+/// Throws unless the number is finite and above 0; `zero`: or 0.
+void expect_amount(std::string_view option, double value, bool zero = false);
+
+/// "1,2,4" as whole numbers of at least 1.
+[[nodiscard]] std::vector<int> counts_of(std::string_view option, std::string_view text);
+
+/// A finite number above 0.
+[[nodiscard]] double amount_of(std::string_view option, std::string_view text);
+
+/// "4e9" or "80GB" as a number of bytes: K, M, G and T count by 1000, Ki, Mi, Gi and Ti by 1024.
+[[nodiscard]] double bytes_of(std::string_view option, std::string_view text);
+
+/// Durations of actions, as the options --times, --comm and --pair give them.
+struct TimeArguments {
+  std::string times = "1,1,1";
+  double comm = 0;
+  double pair = -1;  ///< not given
+
+  /// @param of_what  whose times they are, for the help
+  void add_to(CLI::App& command, std::string_view of_what);
+  [[nodiscard]] mega::dpp::ActionTimes parsed() const;
+
+  CLI::Option* times_option = nullptr;
+  CLI::Option* comm_option = nullptr;
+  CLI::Option* pair_option = nullptr;
+};
+
+/// Files of one run. None appears before all of them are written whole; each replaces what had its
+/// name at once.
+class OutputFiles {
+ public:
+  /// An empty path is passed over. Throws where two files would have one path.
+  void add(const std::string& path, std::string text);
+  void write() const;
+
+ private:
+  struct File {
+    std::string path;
+    std::string text;
+  };
+  std::vector<File> files_;
+};
+
+/// "1 chunk", "2 chunks".
+[[nodiscard]] std::string counted(int count, std::string_view noun);
+
+/// Equal neighbours told once: "8 7 (3 times) 6".
+[[nodiscard]] std::string joined(std::span<const int> numbers);
+
+/// With as many digits after the point as asked.
+[[nodiscard]] std::string fixed(double value, int digits);
+
+}  // namespace plan

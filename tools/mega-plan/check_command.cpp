@@ -1,0 +1,162 @@
+#include "check_command.hpp"
+
+#include "arguments.hpp"
+#include "judgement.hpp"
+#include <mega/ckpt/durable_file.hpp>
+#include <mega/core/error.hpp>
+#include <mega/dpp/csv.hpp>
+#include <mega/dpp/passes.hpp>
+#include <mega/dpp/schedule.hpp>
+#include <mega/dpp/svg.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+namespace plan {
+
+namespace dpp = mega::dpp;
+using mega::ErrorCode;
+using mega::expects;
+using mega::sentence;
+
+namespace {
+
+struct CheckArguments {
+  std::string file;
+  std::string spelling = "detect";
+  std::string links = "slots";
+  TimeArguments times;
+  bool json = false;
+  std::string svg;
+};
+
+/// The file's schedule with everything that its system leaves unsaid.
+dpp::Schedule completed(const dpp::Schedule& read) {
+  bool transfers = false, whole = false;
+  for (const dpp::Action& a : read.view().actions) {
+    whole = whole || a.kind == dpp::ActionKind::loss;
+    transfers = transfers || dpp::detail::channel_of(a.kind, 1) >= 0;
+  }
+  if (whole) return read;
+  return transfers ? dpp::insert_implicit(read) : dpp::lower(dpp::compute_order(read));
+}
+
+template <class Choice, std::size_t N>
+Choice chosen(std::string_view option, const std::string& text,
+              const std::pair<std::string_view, Choice> (&choices)[N]) {
+  std::string all;
+  for (const auto& [name, choice] : choices) {
+    if (name == text) return choice;
+    all += sentence(all.empty() ? "" : ", ", name);
+  }
+  throw mega::Error(ErrorCode::usage, sentence(option, " ", text, " is unknown; valid are ", all));
+}
+
+nlohmann::ordered_json json_of(const dpp::ScheduleView& schedule, int rank, int position,
+                               const dpp::Action& action) {
+  nlohmann::ordered_json out = {
+      {"rank", rank}, {"position", position}, {"action", std::string(to_string(action.kind))}};
+  const bool known = 0 <= action.chunk && action.chunk < schedule.v;
+  if (known) out["stage"] = schedule.stage(rank, action.chunk);
+  if (action.microbatch != dpp::all_microbatches) out["micro_batch"] = action.microbatch;
+  return out;
+}
+
+nlohmann::ordered_json fault_json(const dpp::ScheduleView& schedule, const dpp::Verdict& verdict) {
+  auto out = json_of(schedule, verdict.rank, verdict.position, verdict.action);
+  out["kind"] = std::string(to_string(verdict.fault));
+  out["sentence"] = describe(verdict);
+  if (verdict.cycle.empty()) return out;
+  auto& cycle = out["cycle"] = nlohmann::ordered_json::array();
+  for (const dpp::Blocked& blocked : verdict.cycle) {
+    auto& entry =
+        cycle.emplace_back(json_of(schedule, blocked.rank, blocked.position, blocked.action));
+    entry["waits_for_rank"] = blocked.waits_for;
+  }
+  return out;
+}
+
+int run(const CheckArguments& arguments) {
+  using Spelling = dpp::BackwardSpelling;
+  const auto spelling = chosen<Spelling>(
+      "--spelling", arguments.spelling,
+      {{"detect", Spelling::detect}, {"current", Spelling::current}, {"old", Spelling::old}});
+  const auto links = chosen<dpp::Transport>("--links", arguments.links,
+                                            {{"slots", dpp::Transport::slots()},
+                                             {"rendezvous", dpp::Transport::rendezvous()},
+                                             {"blocking", dpp::Transport::blocking()}});
+  const dpp::ActionTimes times = arguments.times.parsed();
+  constexpr mega::Index largest_file = 256 << 20;
+  const std::string text = mega::ckpt::read_file(arguments.file, largest_file);
+  const dpp::CsvSchedule read = dpp::read_csv(text, arguments.file, spelling);
+  const dpp::Schedule schedule = completed(read.schedule);
+  const dpp::ScheduleView view = schedule.view();
+  expect_size(view.p, view.m, view.v);
+  Judgement judgement = judge(schedule, times);
+  if (judgement.verdict.ok()) judgement.verdict = dpp::verify(schedule, {}, links);
+  const bool valid = judgement.verdict.ok();
+
+  if (valid && !arguments.svg.empty()) {
+    OutputFiles files;
+    files.add(arguments.svg, dpp::to_svg(judgement.run->timeline, {.title = arguments.file}));
+    files.write();
+  }
+  if (arguments.json) {
+    nlohmann::ordered_json out = {{"valid", valid},
+                                  {"ranks", view.p},
+                                  {"micro_batches", view.m},
+                                  {"chunks", view.v},
+                                  {"spelling", std::string(to_string(read.spelling))}};
+    if (!left_out(read).empty()) {
+      out["left_out"] = {
+          {"unshard", read.unshards}, {"reshard", read.reshards}, {"idle", read.empty_cells}};
+    }
+    if (!valid) out["fault"] = fault_json(view, judgement.verdict);
+    if (judgement.run) put_figures(out, view, judgement);
+    std::printf("%s\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    return valid ? 0 : 1;
+  }
+  std::printf("%s: %s, %s, %s a rank\n%s", arguments.file.c_str(), counted(view.p, "rank").c_str(),
+              counted(view.m, "micro-batch").c_str(), counted(view.v, "chunk").c_str(),
+              left_out(read).empty() ? "" : (left_out(read) + "\n").c_str());
+  std::printf("%s: %s\n", valid ? "valid" : "invalid", describe(judgement.verdict).c_str());
+  if (judgement.run) std::fputs(figures_text(view, judgement).c_str(), stdout);
+  return valid ? 0 : 1;
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, int& exit_code) {
+  CLI::App& command = *app.add_subcommand(
+      "check", "Proves or refutes a schedule in PyTorch's CSV form, with or without transfers");
+  const auto arguments = std::make_shared<CheckArguments>();
+  command
+      .add_option("file", arguments->file, "a line for each rank, as torch.distributed writes it")
+      ->required();
+  command
+      .add_option("--spelling", arguments->spelling,
+                  "of backwards: detect, current (I, W, B) or old (B, W, BW)")
+      ->capture_default_str();
+  command
+      .add_option("--links", arguments->links,
+                  "what it must run on: slots (receives posted ahead), rendezvous (two buffers a\n"
+                  "channel) or blocking (both ends held, as by one NCCL stream)")
+      ->capture_default_str();
+  arguments->times.add_to(command, "one action on one chunk");
+  command.add_flag("--json", arguments->json, "print one JSON object");
+  command.add_option("--svg", arguments->svg, "draw the timeline of a valid schedule");
+  command.footer(
+      "Says whether the schedule is complete, ordered and free of deadlock, with the first fault "
+      "or\n"
+      "the cycle of waiting ranks. Positions count the actions of a rank from 0, what the file "
+      "leaves\n"
+      "unsaid (loss, hand-overs inside a rank, reductions, missing transfers) included.\n"
+      "Exit codes: 0 valid, 1 invalid, 2 unreadable.\n"
+      "Example: mega-plan check schedule.csv --links blocking --json");
+  command.callback([arguments, &exit_code] { exit_code = run(*arguments); });
+}
+
+}  // namespace plan

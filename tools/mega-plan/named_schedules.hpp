@@ -1,0 +1,52 @@
+/// @file  The library's schedules by name.
+#pragma once
+#include <mega/dpp/schedule.hpp>
+#include <mega/dpp/simulator.hpp>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace plan {
+
+/// What a name stands for.
+struct NamedSchedule {
+  std::string_view name;
+  int chunks;  ///< a rank, where the request does not say
+  std::string_view summary;
+};
+
+/// All names, split- as the prefix that it is.
+[[nodiscard]] std::span<const NamedSchedule> named_schedules();
+
+/// A schedule to be made. What is not given is chosen; what the name has no use for is refused.
+struct Request {
+  std::string name;
+  int p = 1;
+  int m = 1;
+  std::optional<int> v;
+  std::optional<int> group_size;
+  std::optional<double> memory_cap;  ///< live activations of a chunk on each rank
+  std::optional<std::string> weights;
+  std::optional<std::string> placement;
+  /// What the automatic search looks at; other schedules do not depend on them.
+  std::vector<mega::dpp::ActionTimes> times{{}};  ///< of a chunk: one entry for all, or by stage
+  std::optional<std::string> goal;
+  std::optional<int> tries;
+};
+
+struct MadeSchedule {
+  mega::dpp::Schedule schedule;  ///< compute order
+  std::string origin;            ///< of the automatic search's result: the candidate it came from
+};
+
+/// Chunks a rank of the request: its own number, or that of the name.
+/// Throws Error(usage) for a name that is none, with the list of all.
+[[nodiscard]] int chunks_of(const Request& request);
+
+/// Throws Error(usage) for an impossible request.
+[[nodiscard]] MadeSchedule make_named(const Request& request);
+
+}  // namespace plan
