@@ -22,7 +22,8 @@ OPT_IN = ("nn/blas.hpp", "nn/cublas.hpp", "comm/mpi.hpp", "comm/nccl.hpp", "data
           # what plans, draws and explains rather than trains
           "dpp/auto_schedule.hpp", "dpp/balance.hpp", "dpp/cluster_simulator.hpp", "dpp/csv.hpp",
           "dpp/layout.hpp", "dpp/metrics.hpp", "dpp/passes.hpp", "dpp/svg.hpp", "dpp/timeline.hpp",
-          "dpp/timeline_json.hpp", "dpp/transfer_order.hpp", "scan/")
+          "dpp/timeline_json.hpp", "dpp/transfer_order.hpp", "scan/trace.hpp", "scan/match.hpp",
+          "scan/align.hpp", "scan/wait_states.hpp")
 
 # Where modules meet: these may include every module; all others keep to core/ and concepts.hpp.
 MEETING_PLACES = ("train", "ranges")

@@ -74,7 +74,7 @@ class Executor {
            int microbatches, HookSet& hooks)
       : stages_(stages),
         placements_(std::move(placements)),
-        actions_(actions.begin(), actions.end()),
+        actions_(actions.data(), actions.data() + actions.size()),
         microbatches_(microbatches),
         hooks_(hooks),
         memory_(device.allocate(required_bytes(stages, placements_, microbatches))),
@@ -115,7 +115,9 @@ class Executor {
   /// Device memory allocated at construction.
   [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
   [[nodiscard]] int microbatches() const noexcept { return microbatches_; }
-  [[nodiscard]] std::span<const Action> actions() const noexcept { return actions_; }
+  [[nodiscard]] std::span<const Action> actions() const noexcept {
+    return {actions_.data(), actions_.size()};
+  }
   /// Another order of the same actions from the next step on, on all ranks of the pipeline.
   /// @pre it runs with the slots that the placements have
   void reorder(std::span<const Action> actions) { actions_.assign(actions.begin(), actions.end()); }
@@ -141,7 +143,7 @@ class Executor {
   void train(const Batch& batch, StepKey key, Sink& sink, Dispatcher& dispatcher) {
     begin(batch, Mode::train, key);
     Step<Batch, Sink> step{*this, batch, sink};
-    dispatcher.run(std::span<const Action>(actions_), step);
+    dispatcher.run(actions(), step);
   }
 
   /// Queues the forward half only, in the same order. `visit(stage, ctx, out)` sees the last

@@ -60,7 +60,7 @@ class Pipeline {
   [[nodiscard]] std::vector<dpp::Action> actions(bool tied_ends) const {
     const dpp::Schedule schedule = make(traversal_, tied_ends);
     const auto own = schedule.of_rank(position_);
-    return {own.begin(), own.end()};
+    return {own.data(), own.data() + own.size()};
   }
 
   /// Where each chunk stands, with as many slots as its order needs, one more for a micro-batch

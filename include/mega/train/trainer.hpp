@@ -200,9 +200,8 @@ class Trainer {
 
   /// Another order from the next step on: the same traversal type, whose slots were made for all
   /// that it names as alternatives. Equal on all ranks; no result changes by it.
-  void reorder(const typename Plan::traversal& traversal)
-    requires dpp::names_alternatives<typename Plan::traversal> &&
-      std::same_as<typename Plan::dispatch, dpp::StaticDispatch> {
+  void reorder(const typename Plan::traversal& traversal) requires dpp::names_alternatives<
+      typename Plan::traversal> && std::same_as<typename Plan::dispatch, dpp::StaticDispatch> {
     options_.traversal = traversal;
     pipeline_.reorder(traversal);
     executor_.reorder(pipeline_.actions(store_.table().has_ties()));
