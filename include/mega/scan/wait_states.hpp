@@ -19,7 +19,7 @@
 namespace mega::inline v0::scan {
 
 enum class WaitPattern : std::uint8_t {
-  none,
+  no_wait,
   late_arrival,  ///< collective: for its last member
   late_root,     ///< broadcast or scatter: for the root
   early_root,    ///< reduction or gather: the root for the others
@@ -31,7 +31,7 @@ enum class WaitPattern : std::uint8_t {
 struct WaitState {
   TableIndex communication = none;
   TableIndex culprit = none;  ///< rank index that was waited for; none: nobody
-  WaitPattern pattern = WaitPattern::none;
+  WaitPattern pattern = WaitPattern::no_wait;
   Nanoseconds wait = 0;
 };
 
