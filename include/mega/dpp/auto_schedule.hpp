@@ -351,10 +351,13 @@ class Stopwatch {
       }
       const double end = begin + duration(rank, word, next_[r], size);
       first_[r] = std::min(first_[r], begin);
+      // Both halves of a pair hold their activations until it ends: the forward counts first.
+      const bool backwards = size == 2 && word[next_[r]].kind != ActionKind::forward;
       for (std::size_t k = 0; k < size; ++k) {
-        starts_[r][next_[r]] = begin;
-        complete(rank, word[next_[r]++], end);
+        starts_[r][next_[r] + k] = begin;
+        complete(rank, word[next_[r] + (backwards ? 1 - k : k)], end);
       }
+      next_[r] += size;
       clock_[r] = end;
     }
     return true;

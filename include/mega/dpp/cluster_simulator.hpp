@@ -432,8 +432,11 @@ class ClusterSimulation {
         Rank& at = ranks_[index(event.where)];
         const Action a = *at.running;
         at.running.reset();
+        // Both halves of a pair hold their activations until it ends: the forward counts first.
+        const bool forward_second = a.with_next && a.kind != ActionKind::forward;
+        if (forward_second) finish(event.where, at.partner);
         finish(event.where, a);
-        if (a.with_next) finish(event.where, at.partner);
+        if (a.with_next && !forward_second) finish(event.where, at.partner);
         touch(event.where);
         break;
       }
