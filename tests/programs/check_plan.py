@@ -9,6 +9,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -176,6 +177,21 @@ class Plan(unittest.TestCase):
         self.schedule("gpipe", 2, 2, "--svg", path)
         self.assertIn("<svg", path.read_text())
         self.assertEqual([path], sorted(self.folder.iterdir()))
+
+    def test_what_is_no_file_is_not_replaced(self):
+        one = ["schedule", "--name", "gpipe", "--pp", 2, "--micro-batches", 2]
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        done = self.run_plan(*one, "--csv", pipe)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("not a regular file", done.stderr)
+        self.assertTrue(stat.S_ISFIFO(pipe.stat().st_mode))
+        target = self.file("old", "target.svg")
+        link = self.folder / "link.svg"
+        link.symlink_to(target)
+        self.assertEqual(self.run_plan(*one, "--svg", link).returncode, 0)
+        self.assertTrue(link.is_symlink())
+        self.assertIn("<svg", target.read_text())
 
     def test_no_file_appears_unless_all_can(self):
         one = ["schedule", "--name", "gpipe", "--pp", 2, "--micro-batches", 2]

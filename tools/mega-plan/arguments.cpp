@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <system_error>
@@ -50,6 +51,10 @@ void expect_size(int p, int m, int v) {
   expect_count("--pp", p);
   expect_count("--micro-batches", m);
   expect_count("--vpp", v);
+  expects(static_cast<long long>(p) * v <= most_stages, ErrorCode::usage, [&] {
+    return sentence("--pp ", p, " times --vpp ", v, " exceeds ", most_stages,
+                    ", the most stages of a plan");
+  });
   const bool fits = p <= most_forwards / m && static_cast<long long>(p) * m <= most_forwards / v;
   expects(fits, ErrorCode::usage, [&] {
     return sentence("--pp ", p, " times --micro-batches ", m, " times --vpp ", v, " exceeds ",
@@ -146,8 +151,16 @@ mega::dpp::ActionTimes TimeArguments::parsed() const {
   return result;
 }
 
-void OutputFiles::add(const std::string& path, std::string text) {
-  if (path.empty()) return;
+void OutputFiles::add(const std::string& name, std::string text) {
+  if (name.empty()) return;
+  // A link keeps pointing where it does; what is no file is not made one.
+  std::error_code unknown;
+  const auto status = std::filesystem::status(name, unknown);
+  const bool is_there = std::filesystem::exists(status);
+  expects(!is_there || std::filesystem::is_regular_file(status), ErrorCode::usage, [&] {
+    return sentence(name, " is there and is not a regular file; give another name for the output");
+  });
+  const std::string path = is_there ? std::filesystem::canonical(name).string() : name;
   for (const File& file : files_) {
     expects(file.path != path, ErrorCode::usage,
             [&] { return sentence("two outputs are to be written to ", path); });

@@ -14,6 +14,7 @@ namespace plan {
 
 /// Largest p*m*v of a plan: what it needs stays below two gigabytes.
 inline constexpr long long most_forwards = 1LL << 22;
+inline constexpr long long most_stages = 1LL << 14;
 
 /// Throws unless p, m, v >= 1 and p*m*v <= most_forwards.
 void expect_size(int p, int m, int v);
@@ -49,8 +50,9 @@ struct TimeArguments {
 /// name at once.
 class OutputFiles {
  public:
-  /// An empty path is passed over. Throws where two files would have one path.
-  void add(const std::string& path, std::string text);
+  /// An empty name is passed over. Throws where two files would have one path, and where the name
+  /// belongs to something that is not a regular file.
+  void add(const std::string& name, std::string text);
   void write() const;
 
  private:
