@@ -1,5 +1,6 @@
 /// @file  Tests of the automatic scheduler: its clock against simulate(), its orders against caps,
 /// named traversals, exhaustive search and the published bubble rates.
+#include "tests/support/refusal.hpp"
 #include <mega/core/error.hpp>
 #include <mega/core/rng.hpp>
 #include <mega/dpp/auto_schedule.hpp>
@@ -159,13 +160,7 @@ double shortest_of_all(const PipelineProfile& profile) {
 }
 
 std::string refusal(const PipelineProfile& profile) {
-  try {
-    static_cast<void>(auto_schedule(profile));
-  } catch (const Error& e) {
-    CHECK(e.code() == ErrorCode::usage);
-    return e.what();
-  }
-  return "accepted";
+  return mega_test::refusal_of([&] { static_cast<void>(auto_schedule(profile)); });
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 /// @file  Tests of balanced splits, against all splits of small pipelines and known best splits.
+#include "tests/support/refusal.hpp"
 #include <mega/core/error.hpp>
 #include <mega/dpp/balance.hpp>
 #include <mega/dpp/placement.hpp>
@@ -23,17 +24,6 @@ std::vector<int> counts_of(const LayerSplit& split) {
   for (int stage = 0; stage < split.stages(); ++stage)
     counts.push_back(split.of_stage(stage).count());
   return counts;
-}
-
-template <class F>
-std::string refusal(F make) {
-  try {
-    make();
-  } catch (const Error& e) {
-    CHECK(e.code() == ErrorCode::usage);
-    return e.what();
-  }
-  return "accepted";
 }
 
 /// Every way to give `layers` layers to `stages` stages.
@@ -244,7 +234,7 @@ TEST_CASE("dpp: what cannot be balanced is refused with its numbers") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double infinite = std::numeric_limits<double>::infinity();
   const auto said = [](int layers, int p, int v, const LayerCosts& costs) {
-    return refusal([&] { (void)balance_layers(layers, p, v, costs); });
+    return mega_test::refusal_of([&] { (void)balance_layers(layers, p, v, costs); });
   };
   CHECK(said(4, 7, 1, {}) ==
         "cannot balance 4 layers over 7 stages: every stage but the first and the last needs one, "
@@ -258,17 +248,19 @@ TEST_CASE("dpp: what cannot be balanced is refused with its numbers") {
     CHECK(said(4, 2, 1, {1, wrong, 0}).find("the costs of embedding and head are") == 0);
     CHECK(said(4, 2, 1, {1, 0, wrong}).find("the costs of embedding and head are") == 0);
     const std::vector<double> costs{1, wrong};
-    CHECK(refusal([&] { (void)balance_layers(costs, 2, 0, 0); }).find("the cost of layer 1 is") ==
-          0);
-    CHECK(refusal([&] {
+    CHECK(mega_test::refusal_of([&] {
+            (void)balance_layers(costs, 2, 0, 0);
+          }).find("the cost of layer 1 is") == 0);
+    CHECK(mega_test::refusal_of([&] {
             (void)balance_layers(std::span<const double>(costs).first(1), 1, 0, wrong);
           }).find("the costs of embedding and head are") == 0);
   }
   const std::vector<double> costs{1, 1};
-  CHECK(refusal([&] { (void)balance_layers(costs, 0, 0, 0); }) ==
+  CHECK(mega_test::refusal_of([&] { (void)balance_layers(costs, 0, 0, 0); }) ==
         "cannot balance layers over 0 stages; the least is 1");
-  CHECK(refusal([&] { (void)balance_layers(costs, 5, 0, 0); }).find("at most 4 stages") !=
-        std::string::npos);
-  CHECK(refusal([] { (void)cost_of(split_layers(4, 4), 2, 1, {}); }) ==
+  CHECK(mega_test::refusal_of([&] {
+          (void)balance_layers(costs, 5, 0, 0);
+        }).find("at most 4 stages") != std::string::npos);
+  CHECK(mega_test::refusal_of([] { (void)cost_of(split_layers(4, 4), 2, 1, {}); }) ==
         "a split over 4 stages is not one for 2 ranks with 1 chunks each");
 }

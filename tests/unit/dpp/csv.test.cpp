@@ -1,5 +1,6 @@
 /// @file  Tests of the CSV grammar, of the placement table and of the passes that import needs:
 /// exact round trips, both spellings of the backward, and hostile files.
+#include "tests/support/refusal.hpp"
 #include <mega/core/error.hpp>
 #include <mega/dpp/csv.hpp>
 #include <mega/dpp/passes.hpp>
@@ -41,13 +42,8 @@ void check_equal(const ScheduleView& a, const ScheduleView& b) {
 }
 
 std::string refusal(std::string_view text, BackwardSpelling spelling = BackwardSpelling::detect) {
-  try {
-    (void)read_csv(text, "s.csv", spelling);
-  } catch (const Error& e) {
-    CHECK(e.code() == ErrorCode::bad_input);
-    return e.what();
-  }
-  return "accepted";
+  return mega_test::refusal_of([&] { (void)read_csv(text, "s.csv", spelling); },
+                               ErrorCode::bad_input);
 }
 
 bool contains(std::string_view text, std::string_view part) {

@@ -1,5 +1,6 @@
 /// @file  Tests of DualPipeV, against PyTorch's file, DualPipe's published step counts and the
 /// formula of its idle time.
+#include "tests/support/refusal.hpp"
 #include <mega/core/error.hpp>
 #include <mega/dpp/csv.hpp>
 #include <mega/dpp/dual_pipe_v.hpp>
@@ -35,13 +36,7 @@ std::string contents(const std::string& path) {
 
 std::string refusal(int rank, int p, int m, int v) {
   std::vector<Action> list(100);
-  try {
-    DualPipeV::order(rank, p, m, v, list);
-  } catch (const Error& e) {
-    CHECK(e.code() == ErrorCode::usage);
-    return e.what();
-  }
-  return "accepted";
+  return mega_test::refusal_of([&] { DualPipeV::order(rank, p, m, v, list); });
 }
 
 }  // namespace

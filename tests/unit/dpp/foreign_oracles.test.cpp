@@ -355,6 +355,8 @@ TEST_CASE("dpp: PyTorch's grid of pipelines is valid, with its group size and br
     CHECK_MESSAGE(breadth.ok(), describe(breadth));
     CHECK(breadth.peak(0) == m * v);
     CHECK(breadth.peak(p - 1) == m * v);
+    CHECK(verify(lower(make_schedule(ScheduleTraversal<DFC>{}, p, m, v))).ok());
+    CHECK(verify(lower(make_schedule(ScheduleTraversal<BFC>{}, p, m, v))).ok());
   }
 }
 

@@ -1,4 +1,5 @@
 /// @file  Tests of the split of layers over stages.
+#include "tests/support/refusal.hpp"
 #include <mega/core/error.hpp>
 #include <mega/dpp/layers.hpp>
 
@@ -18,17 +19,6 @@ std::vector<int> counts_of(const LayerSplit& split) {
     counts.push_back(split.of_stage(stage).count());
   }
   return counts;
-}
-
-template <class F>
-std::string refusal(F make) {
-  try {
-    make();
-  } catch (const Error& e) {
-    CHECK(e.code() == ErrorCode::usage);
-    return e.what();
-  }
-  return "accepted";
 }
 
 }  // namespace
@@ -73,22 +63,22 @@ TEST_CASE("dpp: explicit counts, with the embedding or the head alone") {
 }
 
 TEST_CASE("dpp: wrong layer counts are refused with their numbers") {
-  CHECK(refusal([] { (void)split_layers(4, 6); }) ==
+  CHECK(mega_test::refusal_of([] { (void)split_layers(4, 6); }) ==
         "cannot split 4 layers over 6 stages: at most 4 stages have a layer each");
-  CHECK(refusal([] { (void)split_layers(0, 1); }).find("cannot split 0 layers") == 0);
-  CHECK(refusal([] { (void)split_layers(4, 0); }) ==
+  CHECK(mega_test::refusal_of([] { (void)split_layers(0, 1); }).find("cannot split 0 layers") == 0);
+  CHECK(mega_test::refusal_of([] { (void)split_layers(4, 0); }) ==
         "cannot split layers over 0 stages; the least is 1");
-  CHECK(refusal([] { (void)split_layers(4, -1); }) != "accepted");
-  CHECK(refusal([] {
+  CHECK(mega_test::refusal_of([] { (void)split_layers(4, -1); }) != "accepted");
+  CHECK(mega_test::refusal_of([] {
           (void)LayerSplit(5, std::vector<int>{2, 2});
         }) == "the layer counts of 2 stages sum up to 4, but the model has 5 layers");
-  CHECK(refusal([] {
+  CHECK(mega_test::refusal_of([] {
           (void)LayerSplit(4, std::vector<int>{2, 0, 2});
         }) == "stage 1 of 3 has 0 layers; the least is 1");
-  CHECK(refusal([] {
+  CHECK(mega_test::refusal_of([] {
           (void)LayerSplit(4, std::vector<int>{5, -1});
         }) == "stage 1 of 2 has -1 layers; the least is 0");
-  CHECK(refusal([] { (void)LayerSplit(0, std::vector<int>{}); }) != "accepted");
+  CHECK(mega_test::refusal_of([] { (void)LayerSplit(0, std::vector<int>{}); }) != "accepted");
 }
 
 TEST_CASE("dpp: fixed layers at the ends, the rest as even as possible") {
@@ -112,7 +102,7 @@ TEST_CASE("dpp: fixed layers at the ends, the rest as even as possible") {
 
 TEST_CASE("dpp: fixed layers that leave no split are refused with their numbers") {
   const auto said = [](int layers, int p, int v, EndLayers ends) {
-    return refusal([&] { (void)split_layers(layers, p, v, ends); });
+    return mega_test::refusal_of([&] { (void)split_layers(layers, p, v, ends); });
   };
   CHECK(said(8, 1, 1, {3, 0}) ==
         "fixing the layers of the first or the last rank takes at least 2 ranks and 1 chunk a "

@@ -1,4 +1,5 @@
 /// @file  Tests of pipeline layouts as text, against the unrolling by text that Megatron-LM does.
+#include "tests/support/refusal.hpp"
 #include <mega/core/error.hpp>
 #include <mega/dpp/layout.hpp>
 
@@ -20,19 +21,8 @@ std::vector<int> counts_of(std::string_view text) {
   return {layout.counts().begin(), layout.counts().end()};
 }
 
-template <class F>
-std::string refusal_of(F make) {
-  try {
-    make();
-  } catch (const Error& e) {
-    CHECK(e.code() == ErrorCode::usage);
-    return e.what();
-  }
-  return "accepted";
-}
-
 std::string refusal(std::string_view text) {
-  return refusal_of([&] { (void)Layout(text); });
+  return mega_test::refusal_of([&] { (void)Layout(text); });
 }
 
 std::string repeated(const std::string& piece, int times) {
@@ -231,23 +221,23 @@ TEST_CASE("dpp: a layout that does not fit the model or the ranks names the diff
   const Layout layout("E t3|t4 L");
   CHECK(layout.split(7, 2, 1).of_stage(1) == LayerRange{3, 7});
   CHECK(layout.split(7, 1, 2).stages() == 2);
-  CHECK(refusal_of([&] { (void)layout.split(8, 2, 1); }) ==
+  CHECK(mega_test::refusal_of([&] { (void)layout.split(8, 2, 1); }) ==
         "layout 'E t3|t4 L' has 7 layers, but the model has 8; add 1 t");
-  CHECK(refusal_of([&] { (void)layout.split(4, 2, 1); }) ==
+  CHECK(mega_test::refusal_of([&] { (void)layout.split(4, 2, 1); }) ==
         "layout 'E t3|t4 L' has 7 layers, but the model has 4; take away 3 t");
-  CHECK(refusal_of([&] { (void)layout.split(7, 2, 2); }) ==
+  CHECK(mega_test::refusal_of([&] { (void)layout.split(7, 2, 2); }) ==
         "layout 'E t3|t4 L' has 2 stages, but 2 ranks with 2 chunks each hold 4; add 2 |");
-  CHECK(refusal_of([&] { (void)layout.split(7, 1, 1); }) ==
+  CHECK(mega_test::refusal_of([&] { (void)layout.split(7, 1, 1); }) ==
         "layout 'E t3|t4 L' has 2 stages, but 1 ranks with 1 chunks each hold 1; take away 1 |");
   const Layout five("E(t|)*4tL");
   CHECK(five.chunks(5) == 1);
   CHECK(five.chunks(1) == 5);
-  CHECK(refusal_of([&] { (void)five.chunks(2); }) ==
+  CHECK(mega_test::refusal_of([&] { (void)five.chunks(2); }) ==
         "layout 'E t|t|t|t|t L' has 5 stages, which do not divide over 2 ranks; the nearest "
         "numbers are 4 and 6");
-  CHECK(refusal_of([&] { (void)five.chunks(8); }).find("the nearest numbers are 8") !=
+  CHECK(mega_test::refusal_of([&] { (void)five.chunks(8); }).find("the nearest numbers are 8") !=
         std::string::npos);
-  CHECK(refusal_of([&] { (void)five.chunks(0); }) != "accepted");
+  CHECK(mega_test::refusal_of([&] { (void)five.chunks(0); }) != "accepted");
 }
 
 TEST_CASE("dpp: the text of a split makes the split again") {

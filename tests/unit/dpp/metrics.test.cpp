@@ -1,6 +1,7 @@
 /// @file  Tests of the measured windows, ratios and coverage: by hand on a small file, against the
 /// published figures of two public traces where MEGA_SHARED names a directory with them, and
 /// against the simulator on timelines.
+#include "tests/support/refusal.hpp"
 #include "tools/mega-plan/trace_file.hpp"
 #include <mega/core/error.hpp>
 #include <mega/dpp/cluster_simulator.hpp>
@@ -55,13 +56,7 @@ std::string printed(double value, int digits) {
 }
 
 std::string refusal(const std::function<void()>& act, ErrorCode code = ErrorCode::bad_input) {
-  try {
-    act();
-  } catch (const Error& e) {
-    CHECK(e.code() == code);
-    return e.what();
-  }
-  return "accepted";
+  return mega_test::refusal_of(act, code);
 }
 std::string refusal(const PipelineRecord& record, int skip = 0) {
   return refusal([&] { (void)measure(record, skip); });

@@ -1,4 +1,5 @@
 /// @file  Tests of the traversal orders, against published tables and warm-up counts.
+#include "tests/support/refusal.hpp"
 #include <mega/core/error.hpp>
 #include <mega/dpp/traversal.hpp>
 
@@ -43,13 +44,7 @@ int leading_forwards(const std::vector<Action>& list) {
 template <class Policy>
 std::string refusal(const Policy& policy, int rank, int p, int m, int v) {
   std::vector<Action> list(static_cast<std::size_t>(std::max(0, policy.length(p, m, v))));
-  try {
-    policy.order(rank, p, m, v, list);
-  } catch (const Error& e) {
-    CHECK(e.code() == ErrorCode::usage);
-    return e.what();
-  }
-  return "accepted";
+  return mega_test::refusal_of([&] { policy.order(rank, p, m, v, list); });
 }
 
 constexpr std::array<Action, 4> one_rank_of_two() {

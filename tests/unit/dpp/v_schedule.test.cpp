@@ -1,5 +1,6 @@
 /// @file  Tests of the capped V schedules, against bubbles that a public search found, closed
 /// formulas and the verifier.
+#include "tests/support/refusal.hpp"
 #include <mega/core/error.hpp>
 #include <mega/dpp/schedule.hpp>
 #include <mega/dpp/simulator.hpp>
@@ -31,13 +32,7 @@ static_assert(simulate(make_schedule(VSchedule{{4}}, 3, 6, 2)).bubble_span() == 
 
 template <class Policy>
 std::string refusal(const Policy& policy, int p, int m, int v) {
-  try {
-    static_cast<void>(policy.orders(p, m, v));
-  } catch (const Error& e) {
-    CHECK(e.code() == ErrorCode::usage);
-    return e.what();
-  }
-  return "accepted";
+  return mega_test::refusal_of([&] { static_cast<void>(policy.orders(p, m, v)); });
 }
 
 /// The least bubbles that the search of sail-sg/zero-bubble finds for peaks p..2p at m = 2p.

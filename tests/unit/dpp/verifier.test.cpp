@@ -99,39 +99,6 @@ TEST_CASE("dpp: every policy is valid for p <= 6, v <= 4, m <= 13 and every grou
   }
 }
 
-TEST_CASE("dpp: PyTorch's grid of schedule plans") {
-  constexpr std::array<std::array<int, 3>, 19> grid{{{2, 2, 2},
-                                                     {2, 4, 4},
-                                                     {2, 8, 2},
-                                                     {2, 8, 4},
-                                                     {2, 8, 8},
-                                                     {4, 4, 4},
-                                                     {4, 8, 4},
-                                                     {4, 8, 8},
-                                                     {4, 16, 4},
-                                                     {4, 32, 4},
-                                                     {4, 64, 4},
-                                                     {4, 16, 16},
-                                                     {4, 32, 32},
-                                                     {4, 128, 64},
-                                                     {3, 2, 2},
-                                                     {3, 8, 2},
-                                                     {3, 12, 4},
-                                                     {4, 6, 3},
-                                                     {4, 10, 5}}};
-  for (const auto& row : grid) {
-    const int v = row[0];
-    const int m = row[1];
-    const int p = row[2];
-    CAPTURE(p);
-    CAPTURE(m);
-    CAPTURE(v);
-    CHECK(verify(lowered(ScheduleTraversal<DFC>{}, p, m, v)).ok());
-    CHECK(verify(lowered(ScheduleTraversal<BFC>{}, p, m, v)).ok());
-    CHECK(verify(lowered(LoopedBreadthFirst{}, p, m, v)).ok());
-  }
-}
-
 TEST_CASE(
     "dpp: one-chunk grid of the zero-bubble repository, with fewer micro-batches than ranks") {
   constexpr std::array<std::array<int, 2>, 8> grid{

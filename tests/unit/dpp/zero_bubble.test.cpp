@@ -1,5 +1,6 @@
 /// @file  Tests of split backwards and of the zero-bubble schedules, against published step times
 /// and bubble rates.
+#include "tests/support/refusal.hpp"
 #include <mega/core/error.hpp>
 #include <mega/dpp/placement.hpp>
 #include <mega/dpp/schedule.hpp>
@@ -47,13 +48,7 @@ std::string text_of(const std::vector<Action>& list) {
 
 template <class Policy>
 std::string refusal(const Policy& policy, int rank, int p, int m, int v) {
-  try {
-    static_cast<void>(list_of(policy, rank, p, m, v));
-  } catch (const Error& e) {
-    CHECK(e.code() == ErrorCode::usage);
-    return e.what();
-  }
-  return "accepted";
+  return mega_test::refusal_of([&] { static_cast<void>(list_of(policy, rank, p, m, v)); });
 }
 
 /// The delay rule, stated on the finished list: at most `pending` W wait after any action that does
