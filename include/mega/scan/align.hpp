@@ -173,6 +173,11 @@ class Aligner {
     return *middle;
   }
 
+  /// What the soft estimate rests on: pairs, whose ends agree less, only where nothing else is.
+  [[nodiscard]] const std::vector<Meeting>& evidence() const noexcept {
+    return meetings_.empty() ? pairs_ : meetings_;
+  }
+
   /// The common end of a meeting's members whose clocks are known.
   [[nodiscard]] bool common_end(const Meeting& meeting, const std::vector<char>& known,
                                 Nanoseconds& out) {
@@ -253,16 +258,12 @@ class Aligner {
   void refine(bool drift) {
     std::vector<std::vector<Sample>> samples(models_.size());
     const std::vector<char> all(models_.size(), 1);
-    for (const auto* meetings : {&meetings_, &pairs_}) {
-      const bool use_pairs = meetings == &pairs_;
-      if (use_pairs && !meetings_.empty()) continue;
-      for (const Meeting& meeting : *meetings) {
-        Nanoseconds common = 0;
-        (void)common_end(meeting, all, common);
-        for (std::size_t k = 0; k < meeting.count; ++k) {
-          const Member& m = members_[meeting.first + k];
-          samples[m.clock].push_back({m.end, static_cast<double>(common - end(m))});
-        }
+    for (const Meeting& meeting : evidence()) {
+      Nanoseconds common = 0;
+      (void)common_end(meeting, all, common);
+      for (std::size_t k = 0; k < meeting.count; ++k) {
+        const Member& m = members_[meeting.first + k];
+        samples[m.clock].push_back({m.end, static_cast<double>(common - end(m))});
       }
     }
     std::vector<double> values;
@@ -344,8 +345,7 @@ class Aligner {
   void judge_residuals() {
     std::vector<double> values;
     const std::vector<char> all(models_.size(), 1);
-    const bool by_pairs = meetings_.empty();
-    for (const Meeting& meeting : by_pairs ? pairs_ : meetings_) {
+    for (const Meeting& meeting : evidence()) {
       Nanoseconds common = 0;
       (void)common_end(meeting, all, common);
       for (std::size_t k = 0; k < meeting.count; ++k)

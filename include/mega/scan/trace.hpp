@@ -81,7 +81,6 @@ struct Event {
   std::int32_t microbatch = -1;
   std::int16_t chunk = -1;  ///< local model chunk
   EventKind kind = EventKind::other;
-  std::uint8_t flags = 0;
 
   [[nodiscard]] constexpr Nanoseconds duration() const noexcept { return end - begin; }
 };
@@ -185,7 +184,7 @@ struct Defects {
   std::int64_t overlapping_runs = 0;     ///< several runs in one file on the same tracks
 };
 
-/// A point of an importer's or a recorder's word on its own cost and completeness.
+/// What a recorder says of its own cost and of what it lost.
 struct Completeness {
   std::int64_t events_dropped = 0;  ///< the recorder ran out of room
   bool window_truncated = false;    ///< events at the ends of the window are cut off
@@ -211,12 +210,6 @@ class BlockVector {
   }
   [[nodiscard]] const T& operator[](std::size_t i) const noexcept {
     return blocks_[i / block_size][i % block_size];
-  }
-  [[nodiscard]] T& back() noexcept { return (*this)[size_ - 1]; }
-
-  template <class Use>
-  void for_each(const Use& use) const {
-    for (std::size_t i = 0; i < size_; ++i) use((*this)[i]);
   }
 
  private:
