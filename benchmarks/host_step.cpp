@@ -58,7 +58,8 @@ struct RandomTokens {
 };
 
 struct Plan : mega::DefaultPlan {
-  using stage = mega::nn::Transformer<mega::nn::Gpt3, mega::comm::SelfComm, mega::nn::CblasProduct>;
+  using stage = mega::nn::Transformer<mega::nn::Gpt3, mega::comm::SelfComm,
+                                      mega::nn::Kernels<mega::nn::CblasProduct>>;
 };
 
 /// GFLOP/s of C = A B with square matrices, median of several.

@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 
 # Headers that need a package, or that not every trainer needs: included by name, never by mega.hpp.
-OPT_IN = ("nn/blas.hpp", "nn/cublas.hpp", "comm/mpi.hpp", "comm/nccl.hpp", "data/jsonl.hpp",
-          "ckpt/", "ranges/", "scope/server.hpp", "cuda/", "host/host_async.hpp",
+OPT_IN = ("nn/blas.hpp", "nn/cublas.hpp", "nn/cublas_lt.hpp", "nn/cudnn_attention.hpp", "comm/device_channel.hpp", "comm/mpi.hpp",
+          "comm/nccl.hpp", "comm/nccl_process.hpp", "comm/bootstrap.hpp", "data/jsonl.hpp", "ckpt/", "ranges/",
+          "scope/server.hpp", "cuda/", "host/host_async.hpp",
           # policies beyond interleaved 1F1B, and what adapts or relaxes an order
           "dpp/zero_bubble.hpp", "dpp/v_schedule.hpp", "dpp/dual_pipe_v.hpp", "dpp/adaptive.hpp",
           "dpp/look_ahead.hpp", "dpp/look_ahead_dispatch.hpp", "train/dial.hpp",
@@ -119,9 +120,10 @@ def check_outside(name, module, target, short, report):
     if VENDOR.match(target):
         file = name.split("/")[-1]
         if not (module == "cuda" or file.startswith("cuda_") or name.endswith(".cuh")
-                or name in ("comm/nccl.hpp", "nn/cublas.hpp")):
-            report("vendor", f"<{target}> belongs in cuda/, cuda_*.hpp, comm/nccl.hpp, "
-                             "nn/cublas.hpp or a .cuh")
+                or name in ("comm/device_channel.hpp", "comm/nccl.hpp", "comm/nccl_process.hpp",
+                            "nn/cublas.hpp", "nn/cublas_lt.hpp", "nn/cudnn_attention.hpp")):
+            report("vendor", f"<{target}> belongs in cuda/, cuda_*.hpp, "
+                             "comm/device_channel.hpp, comm/nccl.hpp, nn/cublas.hpp or a .cuh")
     elif DEVICE_ALGORITHMS.match(target):
         if not name.endswith(".cuh"):
             report("vendor", f"<{target}> belongs in a .cuh")

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,6 +31,7 @@ enum class Schedule : std::uint8_t {
   dual_pipe_v,
 };
 enum class LogLevel : std::uint8_t { quiet, info, debug };
+enum class Precision : std::uint8_t { bf16, fp32 };
 
 /// Names of the values of an enumeration, as the command line spells them.
 template <class E, std::size_t N>
@@ -58,6 +60,18 @@ inline constexpr Names<mega::nn::Recompute, 3> recompute_names{
      {"full", mega::nn::Recompute::full}}};
 inline constexpr Names<LogLevel, 3> log_level_names{
     {{"quiet", LogLevel::quiet}, {"info", LogLevel::info}, {"debug", LogLevel::debug}}};
+
+inline constexpr Names<Precision, 2> precision_names{
+    {{"bf16", Precision::bf16}, {"fp32", Precision::fp32}}};
+
+/// What a run on GPUs chooses besides.
+struct GpuChoices {
+  Precision precision = Precision::bf16;
+  double memory_utilization = 0.95;
+  std::string memory;  ///< of each GPU; empty: what the GPU says
+  bool tune = false;
+  std::string algorithms_path;
+};
 
 struct Config {
   // Layout
@@ -131,6 +145,7 @@ struct Config {
   // Machine
   int blas_threads = 0;  ///< 0: the cores, or 1 where ranks are threads
   double deadline_s = 600;
+  std::optional<GpuChoices> gpu;  ///< in the programs for GPUs
 };
 
 /// Calls visit.section(title) and visit(names, member, help) for every field, in the order of the
@@ -230,9 +245,21 @@ void describe(C& c, Visitor& visit) {
         "print layout, parameters and planned bytes of every rank, then stop");
 
   visit.section("Machine");
-  visit("blas-threads", c.blas_threads,
-        "BLAS threads a rank; 0: the cores, 1 where ranks are threads");
+  if (!c.gpu)
+    visit("blas-threads", c.blas_threads,
+          "BLAS threads a rank; 0: the cores, 1 where ranks are threads");
   visit("distributed-timeout-seconds,timeout", c.deadline_s, "longest wait of a rank for another");
+  if (!c.gpu) return;
+  visit.choice("precision", c.gpu->precision, precision_names,
+               "what parameters and activations are stored as; sums and the optimizer are fp32");
+  visit("gpu-memory-utilization", c.gpu->memory_utilization,
+        "part of a GPU's memory that the plan of a rank may fill");
+  visit("gpu-memory", c.gpu->memory,
+        "memory of each GPU, as 141GB or 80GiB, to plan without one; empty: ask the GPU");
+  visit("tune", c.gpu->tune,
+        "time the algorithms of each matrix product before its first use; may change bits");
+  visit("gemm-algorithms", c.gpu->algorithms_path,
+        "file of chosen algorithms: read if it exists, written at the end");
 }
 
 /// Text of an enumeration's value.

@@ -6,7 +6,6 @@
 #include <mega/train/trainer.hpp>
 
 #include <sys/ioctl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -27,20 +26,14 @@ struct StepReport {
   mega::StepResult result;
   double learning_rate = 0;
   double seconds = 0;
-  std::int64_t tokens = 0;  ///< of the step, over all ranks
-  std::size_t peak_bytes = 0;
+  std::int64_t tokens = 0;        ///< of the step, over all ranks
+  std::size_t memory_bytes = 0;   ///< that the run has taken, as its backend counts them
+  std::size_t planned_bytes = 0;  ///< that it was to take; 0: nothing was planned
 
   [[nodiscard]] double tokens_per_s() const noexcept {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
   }
 };
-
-/// Largest resident set of this process so far, in bytes.
-[[nodiscard]] inline std::size_t peak_resident_bytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<std::size_t>(usage.ru_maxrss) * 1024;
-}
 
 [[nodiscard]] inline std::string readable_bytes(std::size_t bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -50,6 +43,14 @@ struct StepReport {
   char text[32];
   std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
   return text;
+}
+
+/// Of a step, as its lines show it.
+[[nodiscard]] inline std::string memory_text(const StepReport& r) {
+  std::string out = readable_bytes(r.memory_bytes);
+  if (r.planned_bytes > 0)
+    out += mega::sentence(" of ", readable_bytes(r.planned_bytes), " planned");
+  return out;
 }
 
 /// Speaks for rank 0; on other ranks it says nothing.
@@ -80,7 +81,7 @@ class Console {
                   "step %*lld/%lld | loss %.4f | lr %.3e | grad norm %.3f | %.0f tokens/s | %s%s",
                   static_cast<int>(std::to_string(r.steps).size()), static_cast<long long>(r.step),
                   static_cast<long long>(r.steps), r.result.loss, r.learning_rate,
-                  r.result.gradient_norm, r.tokens_per_s(), readable_bytes(r.peak_bytes).c_str(),
+                  r.result.gradient_norm, r.tokens_per_s(), memory_text(r).c_str(),
                   r.result.skipped ? " | skipped: the gradient norm is not finite" : "");
     if (!terminal_ || r.step == r.steps) print(LogLevel::info, line);
   }
@@ -113,7 +114,7 @@ class Console {
                   "[%.*s%*s] %lld/%lld %.0fs loss %.3f lr %.1e norm %.2f %.0f tok/s %s", filled,
                   "####################", width - filled, "", static_cast<long long>(r.step),
                   static_cast<long long>(r.steps), left, r.result.loss, r.learning_rate,
-                  r.result.gradient_norm, r.tokens_per_s(), readable_bytes(r.peak_bytes).c_str());
+                  r.result.gradient_norm, r.tokens_per_s(), memory_text(r).c_str());
     std::fprintf(stderr, "\r\033[K%.*s", columns() - 1, line);
     std::fflush(stderr);
     drawn_ = true;
@@ -131,13 +132,15 @@ class Console {
                   r.result.loss);
     std::snprintf(norm, sizeof norm, std::isfinite(r.result.gradient_norm) ? "%.17g" : "null",
                   r.result.gradient_norm);
+    const std::string planned =
+        r.planned_bytes > 0 ? mega::sentence("\"planned_bytes\": ", r.planned_bytes, ", ") : "";
     std::fprintf(json_.get(),
                  "{\"step\": %lld, \"loss\": %s, \"lr\": %.17g, \"grad_norm\": %s, \"tokens\": "
                  "%lld, \"tokens_per_s\": %.6g, "
-                 "\"seconds\": %.6g, \"peak_bytes\": %zu, \"skipped\": %s}\n",
+                 "\"seconds\": %.6g, \"peak_bytes\": %zu, %s\"skipped\": %s}\n",
                  static_cast<long long>(r.step), loss, r.learning_rate, norm,
-                 static_cast<long long>(r.tokens), r.tokens_per_s(), r.seconds, r.peak_bytes,
-                 r.result.skipped ? "true" : "false");
+                 static_cast<long long>(r.tokens), r.tokens_per_s(), r.seconds, r.memory_bytes,
+                 planned.c_str(), r.result.skipped ? "true" : "false");
     mega::expects(std::fflush(json_.get()) == 0, mega::ErrorCode::not_durable, [&] {
       return mega::sentence("--log-json: step ", r.step,
                             " could not be written: ", std::strerror(errno));

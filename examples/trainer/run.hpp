@@ -1,29 +1,29 @@
 /// @file  The outer loop of a trainer: data in, steps, validation, checkpoints, a sample at the
 /// end.
 #pragma once
-#include "command_line.hpp"
+#include "backend.hpp"
 #include "config.hpp"
 #include "console.hpp"
+#include "corpus.hpp"
 #include "hugging_face.hpp"
 #include "job.hpp"
+#include "listing.hpp"
 #include "sampler.hpp"
+#include "stages.hpp"
+#include "stop.hpp"
 #include <mega/ckpt/sharded_checkpoint.hpp>
 #include <mega/core/error.hpp>
 #include <mega/data/batch.hpp>
-#include <mega/data/jsonl.hpp>
 #include <mega/data/sampler.hpp>
-#include <mega/dpp/balance.hpp>
-#include <mega/dpp/layout.hpp>
-#include <mega/nn/blas.hpp>
 #include <mega/nn/transformer.hpp>
 #include <mega/train/agreement.hpp>
-#include <mega/train/memory_plan.hpp>
+#include <mega/train/plan.hpp>
 #include <mega/train/trainer.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <csignal>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <limits>
@@ -33,18 +33,6 @@
 #include <vector>
 
 namespace trainer {
-
-/// Set by the first SIGTERM or SIGINT; the ranks agree on it after each step. The second one ends
-/// the process as usual.
-inline std::atomic<bool> stop_requested{false};
-
-inline void stop_on_signals() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { stop_requested = true; };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGTERM, &action, nullptr);
-  sigaction(SIGINT, &action, nullptr);
-}
 
 /// Bytes of a model that may have learnt little, safe to print: what is no UTF-8 becomes the
 /// replacement character, control characters but line breaks and tabs become question marks.
@@ -58,109 +46,34 @@ inline void stop_on_signals() {
   return text;
 }
 
-/// The text of a run, opened once a process.
-struct Corpus {
-  mega::data::ByteTokenSource tokens;
-  mega::data::TokenSplit split;
-
-  explicit Corpus(const Config& c)
-      : tokens(mega::data::open_token_source(c.data_path)),
-        split(mega::data::split_tokens(tokens.size(), c.valid_fraction)) {}
-};
-
-template <class Spec, class Comm>
+template <class Spec, backend Backend>
 struct Plan : mega::DefaultPlan {
-  using stage = mega::nn::Transformer<Spec, Comm, mega::nn::CblasProduct>;
-  using communicator = Comm;
+  using device = typename Backend::device;
+  using communicator = typename Backend::communicator;
+  using stage = mega::nn::Transformer<Spec, communicator, typename Backend::kernels>;
   using traversal = ChosenTraversal;
 };
 
-/// Makes stages of a job; `run` may differ from the job's, for sampling.
-template <class Spec>
-struct StageFactory {
-  const Job& job;
-  mega::nn::TransformerRun run;
-
-  template <class Groups>
-  [[nodiscard]] auto operator()(mega::StagePosition at, Groups& groups) const {
-    return make(at, groups.tensor);
-  }
-  template <class TensorComm>
-  [[nodiscard]] auto make(mega::StagePosition at, TensorComm& tensor) const {
-    return mega::nn::Transformer<Spec, TensorComm, mega::nn::CblasProduct>(
-        job.model, run, at, job.split.of_stage(at.stage), tensor);
-  }
-};
-
-/// Which stage holds which layers, and how far the busiest rank is above the mean.
-template <class Spec>
-[[nodiscard]] std::string describe_split(const Job& job) {
-  const auto cost = mega::dpp::cost_of(job.split, job.options.mesh.pipeline, job.options.chunks,
-                                       counted_costs<Spec>(job.config, job.model),
-                                       job.options.traversal.placement());
-  char above[32];
-  std::snprintf(above, sizeof above, "%.1f %%", 100 * (cost.rank / cost.mean - 1));
-  return mega::sentence("stages ", mega::dpp::layout_text(job.split),
-                        "; the busiest pipeline rank has ", above,
-                        " more operations than the mean\n");
-}
-
-/// Layout, parameters and planned bytes of every rank.
-template <class Spec>
-[[nodiscard]] std::string describe_plan(const Job& job) {
-  std::string out =
-      mega::sentence(Spec::name, ": ", job.model.layers, " layers, hidden ", job.model.hidden, ", ",
-                     job.model.heads, " heads (", job.model.kv_heads, " key-value) of ",
-                     job.model.head_dim, ", ffn ", job.model.ffn, ", vocabulary ", job.model.vocab,
-                     "\nlayout ", to_string(job.options.mesh), ", ", job.options.chunks,
-                     " chunks a rank, ", job.options.microbatches, " micro-batches of ",
-                     job.run.micro_batch, " x ", job.run.sequence, " tokens\n") +
-      describe_split<Spec>(job);
-  const StageFactory<Spec> factory{job, job.run};
-  const auto make = [&](mega::StagePosition at, mega::train::PlannedComm& tensor) {
-    return factory.make(at, tensor);
-  };
-  Index model = 0;
-  mega::train::PlannedComm alone;
-  for (int s = 0; s < job.split.stages(); ++s) {
-    for (const mega::Parameter& p : make({s, job.split.stages()}, alone).parameters())
-      model += p.tied_to.empty() ? p.size() : 0;
-  }
-  out += mega::sentence(model, " parameters in the model\n");
-  // Ranks at one place of the pipeline hold pieces of equal size, so they share a plan.
-  std::vector<mega::train::MemoryPlan> plans;
-  for (int p = 0; p < job.options.mesh.pipeline; ++p) {
-    plans.push_back(mega::train::plan_memory<mega::dpp::LoopPlacement>(
-        job.options, job.options.mesh.moved(0, mega::Axis::pipeline, p), make));
-  }
-  for (int rank = 0; rank < job.world(); ++rank) {
-    const mega::train::MemoryPlan& plan =
-        plans[static_cast<std::size_t>(job.options.mesh.coordinates(rank)[mega::Axis::pipeline])];
-    out += mega::sentence("rank ", rank, ": stages");
-    for (const int stage : plan.stages) out += mega::sentence(' ', stage);
-    out += mega::sentence(", ", plan.elements, " parameters, ", readable_bytes(plan.total()),
-                          " (parameters and optimizer ", readable_bytes(plan.parameters),
-                          ", activations ", readable_bytes(plan.activations), ", workspace ",
-                          readable_bytes(plan.workspace), ", exchange ",
-                          readable_bytes(plan.exchange), ")\n");
-  }
-  return out;
-}
-
 /// One rank's run.
-template <class Spec, class Comm>
+template <class Spec, backend Backend>
 class TrainingRun {
-  using Trainer = mega::Trainer<Plan<Spec, Comm>>;
+  using Device = typename Backend::device;
+  using Comm = typename Backend::communicator;
+  using Factory = StageFactory<Spec, typename Backend::kernels>;
+  using Trainer = mega::Trainer<Plan<Spec, Backend>>;
 
  public:
   /// @param start_from  weights to begin with, or null
-  TrainingRun(const Job& job, const Corpus& corpus, const HuggingFaceModel* start_from, Comm& world)
-      : job_(job),
+  TrainingRun(const Backend& backend, const Job& job, const Corpus& corpus,
+              const HuggingFaceModel* start_from, Comm& world)
+      : backend_(backend),
+        job_(job),
         corpus_(corpus),
         start_from_(start_from),
         console_(job.config, world.rank() == 0),
         windows_(corpus.split.train, job.run.sequence, job.config.seed),
-        trainer_(world, job.options, StageFactory<Spec>{job, job.run}),
+        device_(backend.make_device(world.rank())),
+        trainer_(world, job.options, Factory{job}, device_),
         agreement_(device_, world),
         data_rank_(job.options.mesh.coordinates(world.rank())[mega::Axis::data]) {
     if (corpus.split.valid.count > job.run.sequence)
@@ -189,10 +102,11 @@ class TrainingRun {
     if (!c.save_dir.empty()) save();
     if (stopped) return;
     if (!c.export_dir.empty()) {
-      export_weights<Spec>(trainer_, job_.model, c.export_dir);
+      export_weights<Spec>(trainer_, device_, job_.model, c.export_dir);
       console_.say(mega::sentence("exported to ", c.export_dir));
     }
     if (c.sample_tokens > 0) sample();
+    compare_memory();
     suggest();
   }
 
@@ -202,7 +116,7 @@ class TrainingRun {
     if (start_from_ != nullptr) import_weights(trainer_, *start_from_);
     if (!c.load_dir.empty()) {
       const mega::ckpt::LoadedCheckpoint loaded =
-          mega::ckpt::load_latest_checkpoint(trainer_, c.load_dir);
+          mega::ckpt::load_latest_checkpoint(trainer_, c.load_dir, device_);
       for (const auto& skipped : loaded.skipped)
         console_.say(mega::sentence("passed over ", skipped.path, ": ", skipped.reason));
       mega::expects(loaded.state.seed == c.seed, mega::ErrorCode::usage, [&] {
@@ -258,7 +172,8 @@ class TrainingRun {
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     report.tokens = report.result.targets;
-    report.peak_bytes = peak_resident_bytes();
+    report.memory_bytes = backend_.used_bytes(rank());
+    report.planned_bytes = backend_.planned_bytes(rank());
     console_.step(report);
     skipped_ = report.result.skipped ? skipped_ + 1 : 0;
     mega::expects(skipped_ < 10, mega::ErrorCode::logic,
@@ -299,7 +214,8 @@ class TrainingRun {
     mega::ckpt::TrainingState state;
     state.consumed_samples = consumed_;
     state.model = describe_model();
-    const std::string path = mega::ckpt::save_checkpoint(trainer_, c.save_dir, state, c.keep);
+    const std::string path =
+        mega::ckpt::save_checkpoint(trainer_, c.save_dir, state, c.keep, device_);
     saved_at_ = trainer_.steps_done();
     console_.say(mega::sentence("checkpoint of step ", saved_at_, " is durable in ", path));
   }
@@ -317,29 +233,42 @@ class TrainingRun {
     console_.say(text);
   }
 
+  /// Collective. Where memory was planned: what the ranks took of it.
+  void compare_memory() {
+    if (backend_.planned_bytes(rank()) == 0) return;
+    const auto largest = [&](std::size_t bytes) {
+      return readable_bytes(
+          static_cast<std::size_t>(agreement_.largest(static_cast<std::int64_t>(bytes))));
+    };
+    const std::string used = largest(backend_.used_bytes(rank()));
+    const std::string planned = largest(backend_.planned_bytes(rank()));
+    console_.say(
+        mega::sentence("memory of the fullest rank: ", used, " measured, ", planned, " planned"));
+  }
+
   void sample() {
     const Config& c = job_.config;
-    mega::nn::TransformerRun one = job_.run;
-    one.micro_batch = 1;
-    one.sequence_parallel = false;
     std::vector<std::int32_t> prompt;
     for (const char byte : c.prompt) prompt.push_back(static_cast<unsigned char>(byte));
-    const auto tokens = continue_text(trainer_, prompt, c.sample_tokens, c.temperature,
-                                      StageFactory<Spec>{job_, one});
+    const auto tokens = continue_text(trainer_, device_, prompt, c.sample_tokens, c.temperature,
+                                      Factory{job_, sampling_run(job_)});
     std::string text = c.prompt;
     for (const std::int32_t token : tokens) text += token < 256 ? static_cast<char>(token) : '\n';
     console_.say("sampled continuation:\n" + printable_text(text));
   }
 
+  [[nodiscard]] int rank() { return trainer_.world().rank(); }
+
+  const Backend& backend_;
   const Job& job_;
   const Corpus& corpus_;
   const HuggingFaceModel* start_from_;
   Console console_;
   mega::data::ShuffledWindows windows_;
   std::optional<mega::data::SequentialWindows> validation_;
-  mega::Host device_;
+  Device device_;
   Trainer trainer_;
-  mega::train::Agreement<mega::Host, Comm> agreement_;
+  mega::train::Agreement<Device, Comm> agreement_;
   int data_rank_;
   mega::data::TokenBatch batch_;
   std::int64_t consumed_ = 0;

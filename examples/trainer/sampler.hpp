@@ -18,6 +18,7 @@ namespace trainer {
 
 using mega::Index;
 using mega::Matrix;
+using mega::Vector;
 
 /// A window of tokens as a batch of one sample without targets.
 struct Prompt {
@@ -52,17 +53,20 @@ struct Prompt {
   return static_cast<std::int32_t>(vocab - 1);
 }
 
-/// Collective over the trainer's world. Host devices: the drawing reads the logits on the host.
+/// Collective over the trainer's world. The drawing is the host's, on logits that it downloads.
+/// @param device      of the trainer
 /// @param make_stage  make_stage(StagePosition, groups) for a run of micro-batch 1
 /// @returns `count` tokens, equal on all ranks
 template <class Trainer, class MakeStage>
 [[nodiscard]] std::vector<std::int32_t> continue_text(Trainer& trainer,
+                                                      typename Trainer::device_type device,
                                                       const std::vector<std::int32_t>& prompt,
                                                       int count, double temperature,
                                                       const MakeStage& make_stage) {
   using Device = typename Trainer::device_type;
   using Comm = typename Trainer::communicator_type;
   using Stage = typename Trainer::stage_type;
+  using T = mega::stage_value_t<Stage>;
   auto options = trainer.options();
   options.microbatches = 1;
   options.traversal = options.traversal.of_one_microbatch();
@@ -74,8 +78,13 @@ template <class Trainer, class MakeStage>
     stages.push_back(make_stage(mega::StagePosition{s, pipeline.stages()}, trainer.groups()));
     stages.back().bind(trainer.parameters().views(static_cast<int>(stages.size()) - 1));
   }
-  Device device;
   mega::Hooks<> hooks;
+  const auto& run = stages.front().run();
+  const Index length = run.sequence, vocab = stages.front().config().vocab;
+  // Before the executor, whose streams end first.
+  const auto memory = device.allocate(
+      pipeline.holds_last() ? sizeof(T) * static_cast<std::size_t>(run.rows() * vocab) : 0);
+  const Matrix<T> logits(reinterpret_cast<T*>(memory.data()), run.rows(), vocab);
   // Channels are ordered by their first use; a communicator of its own keeps them apart from the
   // trainer's.
   Comm world = trainer.world().split(0, trainer.world().rank());
@@ -83,28 +92,27 @@ template <class Trainer, class MakeStage>
       device, world, stages, pipeline.placements(false), pipeline.actions(false), 1, hooks);
   mega::train::Agreement<Device, Comm> agreement(device, trainer.world());
 
-  const auto& run = stages.front().run();
-  const Index length = run.sequence, vocab = stages.front().config().vocab;
   std::vector<std::int32_t> text = prompt;
   if (text.empty()) text.push_back(0);
-  std::vector<float> logits(static_cast<std::size_t>(run.rows() * vocab));
+  std::vector<T> stored(static_cast<std::size_t>(vocab));
+  std::vector<float> row(stored.size());
   const bool speaks = pipeline.holds_last() && trainer.options().mesh.coordinates(
                                                    trainer.world().rank())[mega::Axis::tensor] == 0;
   for (int i = 0; i < count; ++i) {
     Prompt window(length);
     const auto used = std::min<std::size_t>(text.size(), static_cast<std::size_t>(length));
     std::copy(text.end() - static_cast<std::ptrdiff_t>(used), text.end(), window.tokens.begin());
-    executor.evaluate(window, {options.seed, 0},
-                      [&](Stage& stage, auto& ctx, Matrix<float> hidden) {
-                        stage.logits(ctx, Matrix<const float>(hidden),
-                                     Matrix<float>(logits.data(), run.rows(), vocab));
-                      });
+    executor.evaluate(window, {options.seed, 0}, [&](Stage& stage, auto& ctx, Matrix<T> hidden) {
+      stage.logits(ctx, Matrix<const T>(hidden), logits);
+      download(ctx.stream, Vector<T>(stored.data(), vocab),
+               Vector<const T>(logits.row(static_cast<Index>(used) - 1), vocab));
+    });
     executor.synchronize();
     std::int64_t token = 0;
     if (speaks) {
       const float uniform = mega::RandomKey{options.seed, 0, 0, mega::RandomUse::sample}.uniform(i);
-      token =
-          draw(logits.data() + (static_cast<Index>(used) - 1) * vocab, vocab, temperature, uniform);
+      std::copy(stored.begin(), stored.end(), row.begin());
+      token = draw(row.data(), vocab, temperature, uniform);
     }
     text.push_back(static_cast<std::int32_t>(agreement.largest(token)));
   }

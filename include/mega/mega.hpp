@@ -11,6 +11,7 @@
 #include <mega/comm/thread.hpp>
 #include <mega/comm/world.hpp>
 #include <mega/core/arena.hpp>
+#include <mega/core/bfloat16.hpp>
 #include <mega/core/config.hpp>
 #include <mega/core/context.hpp>
 #include <mega/core/device.hpp>
@@ -48,7 +49,9 @@
 #include <mega/nn/cross_entropy.hpp>
 #include <mega/nn/elementwise.hpp>
 #include <mega/nn/embedding.hpp>
+#include <mega/nn/fused_cross_entropy.hpp>
 #include <mega/nn/gpt3.hpp>
+#include <mega/nn/kernels.hpp>
 #include <mega/nn/llama3.hpp>
 #include <mega/nn/lm_head.hpp>
 #include <mega/nn/loss_sum.hpp>

@@ -3,6 +3,7 @@
 #include <mega/device.cuh>
 #include <mega/mega.hpp>
 #include <mega/nn/cublas.hpp>
+#include <mega/nn/cublas_lt.hpp>
 
 #include <doctest/doctest.h>
 
@@ -15,20 +16,21 @@ namespace {
 
 using mega::nn::Recompute;
 
-template <class Spec>
+template <class Spec, class Product>
 struct GpuPlan : mega::DefaultPlan {
   using device = mega::Cuda;
   using communicator = mega::cuda::SelfComm;
-  using stage = mega::nn::Transformer<Spec, communicator, mega::nn::CublasProduct>;
+  using stage = mega::nn::Transformer<Spec, communicator, mega::nn::Kernels<Product>>;
 };
 
+template <class Product = mega::nn::CublasProduct>
 std::unique_ptr<oracle::Comparison> run(const std::string& name, const oracle::Layout& layout) {
   auto comparison = std::make_unique<oracle::Comparison>("tests/oracle/" + name, layout);
   mega::cuda::SelfComm world;
   if (comparison->model().family() == mega::ckpt::HuggingFaceFamily::gpt2) {
-    comparison->run_rank<GpuPlan<mega::nn::Gpt3>>(world);
+    comparison->template run_rank<GpuPlan<mega::nn::Gpt3, Product>>(world);
   } else {
-    comparison->run_rank<GpuPlan<mega::nn::Llama3>>(world);
+    comparison->template run_rank<GpuPlan<mega::nn::Llama3, Product>>(world);
   }
   return comparison;
 }
@@ -72,6 +74,30 @@ TEST_CASE("gpu oracle: a second run, and every way of recomputing, gives the sam
       CAPTURE(name);
       CAPTURE(to_string(mode));
       const auto again = run(name, {.recompute = mode});
+      CHECK(again->logits() == first->logits());
+      CHECK(again->losses() == first->losses());
+      CHECK(again->gradients() == first->gradients());
+    }
+  }
+}
+
+TEST_CASE(
+    "gpu oracle: bf16 trains as fp32 does, and repeats its bits in every way of recomputing") {
+  using Product = mega::nn::CublasLtProduct<mega::Bfloat16>;
+  for (const std::string name : {"gpt3-tiny", "llama3-tiny"}) {
+    CAPTURE(name);
+    const auto first = run<Product>(name, {});
+    const oracle::Report report = first->report();
+    std::printf("%s in bf16: logits %.1e, loss %.1e, gradients %.1e (%s), AdamW %.1e\n",
+                name.c_str(), report.logits_max_abs, report.loss_rel, report.grad_worst_rel,
+                report.grad_worst_name.c_str(), report.adamw_worst_rel);
+    CHECK(report.loss_rel < 1e-2);
+    CHECK(report.adamw_worst_rel < 1e-2);
+    // Rounding to 8 bits in every operation of two layers and back.
+    CHECK(report.grad_worst_rel < 5e-2);
+    for (const Recompute mode : {Recompute::none, Recompute::selective, Recompute::full}) {
+      CAPTURE(to_string(mode));
+      const auto again = run<Product>(name, {.recompute = mode});
       CHECK(again->logits() == first->logits());
       CHECK(again->losses() == first->losses());
       CHECK(again->gradients() == first->gradients());

@@ -2,9 +2,10 @@
 # Builds the GPU tests with nvcc alone and runs them: for a machine with an NVIDIA GPU and the CUDA
 # toolkit, but without CMake or packages.
 #
-#   MEGA_DEPS=FOLDER tests/gpu/run.sh [TESTS]
+#   MEGA_DEPS=FOLDER tests/gpu/run.sh [TESTS...]
 #
-#   TESTS            folder of the tests, default tests/gpu; tests/gpu2 needs two GPUs and NCCL
+#   TESTS            folders of tests or single ones, default tests/gpu and tests/gpu_cudnn;
+#                    tests/gpu2 needs two GPUs and NCCL
 #   MEGA_DEPS        where Debian's doctest-dev, nlohmann-json3-dev and libxxhash-dev are unpacked
 #                    (dpkg -x); default: none, they are installed
 #   MEGA_ARCH        architecture to build for, default sm_90
@@ -20,7 +21,8 @@ build=$(mktemp -d) || exit 2
 trap 'rm -rf "$build"' EXIT
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 arch=${MEGA_ARCH:-sm_90}
-tests=${1:-tests/gpu}
+tests=("$@")
+((${#tests[@]})) || tests=(tests/gpu tests/gpu_cudnn)
 sanitizers=${MEGA_SANITIZERS-memcheck}
 log=$out/gpu_tests.log
 : >"$log"
@@ -44,15 +46,22 @@ for at in nvidia.__path__:
   done
 }
 with_library cublas cublas_v2.h
-if [[ $tests == *gpu2* ]]; then
+with_library cublasLt cublasLt.h
+[[ ${tests[*]} == *cudnn* ]] && with_library cudnn cudnn_graph.h
+if [[ ${tests[*]} == *gpu2* ]]; then
   with_library nccl nccl.h
   # A module loaded late may wait for a GPU on which a collective waits for this very rank.
   export CUDA_MODULE_LOADING=EAGER
 fi
 
+sources=()
+for test in "${tests[@]}"; do
+  if [[ -d $test ]]; then sources+=("$test"/*.test.cu); else sources+=("$test"); fi
+done
+
 begin=$SECONDS
 declare -A compiling
-for source in tests/support/doctest_main.cpp "$tests"/*.test.cu; do
+for source in tests/support/doctest_main.cpp "${sources[@]}"; do
   object=$build/$(basename "$source").o
   "$nvcc" "${flags[@]}" -c "$source" -o "$object" >"$object.log" 2>&1 &
   compiling[$source]=$!
@@ -63,7 +72,7 @@ for source in "${!compiling[@]}"; do
   cat "$build/$(basename "$source").o.log" | tee -a "$log"
 done
 programs=()
-for source in "$tests"/*.test.cu; do
+for source in "${sources[@]}"; do
   name=$(basename "$source" .test.cu)
   programs+=("$name")
   "$nvcc" -arch="$arch" "$build/$name.test.cu.o" "$build/doctest_main.cpp.o" -o "$build/$name" \

@@ -30,7 +30,8 @@ template <class Spec>
 struct GpuPlan : mega::DefaultPlan {
   using device = mega::Cuda;
   using communicator = mega::cuda::SelfComm;
-  using stage = mega::nn::Transformer<Spec, communicator, mega::nn::CublasProduct>;
+  using stage =
+      mega::nn::Transformer<Spec, communicator, mega::nn::Kernels<mega::nn::CublasProduct>>;
 };
 
 constexpr int batches = 3;

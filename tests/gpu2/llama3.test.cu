@@ -2,7 +2,6 @@
 #include "tests/gpu2/layouts.cuh"
 
 #include <chrono>
-#include <cstdint>
 #include <cstdio>
 #include <string>
 
@@ -12,19 +11,6 @@ TEST_CASE("two gpus: small Llama-3, every layout of two ranks") {
 TEST_CASE("two gpus: Llama-3 with grouped-query heads, every layout of two ranks") {
   two_gpus::compare<mega::nn::Llama3>("llama3 grouped", two_gpus::large(false), false);
 }
-
-namespace {
-/// A batch whose micro-batch 3 cannot be read once it breaks.
-struct Broken : grid::Text {
-  using grid::Text::Text;
-  bool breaks = false;
-  [[nodiscard]] mega::Matrix<const std::int32_t> target(int mb) const {
-    if (breaks && mb == 3)
-      throw mega::Error(mega::ErrorCode::bad_input, "micro-batch 3 is unreadable");
-    return grid::Text::target(mb);
-  }
-};
-}  // namespace
 
 TEST_CASE("two gpus: a rank that throws within a step ends the run within the deadline") {
   using Plan = two_gpus::Plan<mega::nn::Llama3, mega::NcclComm>;
@@ -46,7 +32,7 @@ TEST_CASE("two gpus: a rank that throws within a step ends the run within the de
                                  groups.tensor);
                            },
                            mega::Cuda(world.rank()));
-                       Broken batch(model, 6, 0);
+                       two_gpus::Broken batch(model, 6, 0);
                        trainer.step(batch, 1e-3);
                        batch.breaks = world.rank() == 1;
                        trainer.step(batch, 1e-3);

@@ -1,4 +1,5 @@
 // NcclComm on two GPUs: collectives against serial sums, channels, split, and how runs fail.
+#include "tests/support/device_buffer.hpp"
 #include <mega/comm/nccl.hpp>
 #include <mega/core/rng.hpp>
 #include <mega/cuda/device.hpp>
@@ -27,30 +28,8 @@ using mega::comm::Reduce;
 using mega::cuda::Memory;
 using mega::cuda::Stream;
 
-/// Elements in device memory with their host copy.
 template <class T>
-class Buffer {
- public:
-  explicit Buffer(Index n) : host(static_cast<std::size_t>(n)), memory_(host.size() * sizeof(T)) {}
-  Buffer(Stream& stream, std::vector<T> values)
-      : host(std::move(values)), memory_(host.size() * sizeof(T)) {
-    upload(stream, device(), view());
-    stream.synchronize();
-  }
-  [[nodiscard]] Vector<T> device() const {
-    return {reinterpret_cast<T*>(memory_.data()), static_cast<Index>(host.size())};
-  }
-  [[nodiscard]] const std::vector<T>& fetch(Stream& stream) {
-    download(stream, Vector<T>(host.data(), device().size()), Vector<const T>(device()));
-    stream.synchronize();
-    return host;
-  }
-  std::vector<T> host;
-
- private:
-  Vector<const T> view() const { return {host.data(), device().size()}; }
-  Memory memory_;
-};
+using Buffer = support::DeviceBuffer<T>;
 
 template <class T>
 std::vector<T> values(int rank, Index n, std::uint64_t seed = 3) {

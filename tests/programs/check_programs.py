@@ -334,5 +334,85 @@ class Programs(unittest.TestCase):
                 self.assertEqual([s[key] for s in steps(path)], [s[key] for s in threads])
 
 
+@unittest.skipUnless((BIN / "mega-gpt3-cuda").exists(), "built without nvcc")
+class GpuPrograms(unittest.TestCase):
+    """What they say before they touch a GPU; so this needs none."""
+    BIG = ["--num-layers=32", "--hidden-size=4096", "--num-attention-heads=32", "--seq-length=4096", "--micro-batch-size=8",
+           "--global-batch-size=64"]
+
+    def plan(self, *arguments, program="mega-gpt3-cuda", code=0):
+        done = run(program, "--dry-run", *arguments)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return done
+
+    @staticmethod
+    def line_of(text, rank):
+        return next(line for line in text.splitlines() if line.startswith(f"rank {rank}: "))
+
+    def test_help_has_the_options_of_gpus_and_none_of_the_processor(self):
+        for program in ("mega-gpt3-cuda", "mega-llama3-cuda"):
+            done = run(program, "--help")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            for word in ("--tensor-model-parallel-size", "--precision", "bf16|fp32", "--gpu-memory-utilization", "--tune",
+                         "--gemm-algorithms"):
+                self.assertIn(word, done.stdout)
+            self.assertNotIn("blas-threads", done.stdout)
+
+    def test_wrong_usage_is_one_sentence(self):
+        for flags, words in ((["--precision=fp16"], ["fp16", "bf16|fp32"]), (["--gpu-memory-utilization=1.5"], ["1.5", "at most 1"]),
+                             (["--gpu-memory-utilization=0"], ["above 0"]), (["--dry-run", "--gpu-memory=many"], ["many", "141GB"]),
+                             (["--dry-run", "--gpu-memory=-3GB"], ["-3GB"]), (["--dry-run", "--gpu-memory=3 parsecs"], ["parsecs"]),
+                             (["--gpu-memory=141GB"], ["--dry-run"]), (["--tp=3"], ["heads", "4", "3"]), (["--blas-threads=2"], ["blas"])):
+            done = run("mega-gpt3-cuda", *flags)
+            self.assertEqual(done.returncode, 2, (flags, done.stderr))
+            self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+            for word in words:
+                self.assertIn(word, done.stderr, flags)
+
+    def test_plan_of_a_run_that_fits(self):
+        done = self.plan("--gpu-memory=141GB", "--tp=2", "--dp=2", "--zero1", "--precision=bf16")
+        self.assertEqual(sum(line.startswith("rank ") for line in done.stdout.splitlines()), 4)
+        self.assertIn("--precision=bf16", done.stdout)
+        self.assertIn("fits: ", done.stdout)
+        for word in ("parameters and optimizer", "activations", "workspace", "matrix products 64.0 MiB", "attention",
+                     "communicators 1.0 GiB"):
+            self.assertIn(word, self.line_of(done.stdout, 3))
+        self.assertNotIn("sampling", done.stdout)
+        self.assertIn("sampling", self.plan("--gpu-memory=141GB", "--sample-tokens=4").stdout)
+        self.assertIn("communicators 0 B", self.plan("--gpu-memory=141GB").stdout)
+
+    def test_bf16_takes_less_than_fp32(self):
+        def gib(precision):
+            done = self.plan(*self.BIG, "--micro-batch-size=1", "--gpu-memory=1TB", f"--precision={precision}", program="mega-llama3-cuda")
+            text = self.line_of(done.stdout, 0).split(" activations ")[1]
+            self.assertIn(" GiB", text)
+            return float(text.split(" GiB")[0])
+
+        self.assertAlmostEqual(gib("bf16") / gib("fp32"), 0.5, delta=0.05)
+
+    def test_a_plan_that_does_not_fit_names_one_that_does(self):
+        done = self.plan(*self.BIG, "--gpu-memory=141GB", code=2)
+        self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+        for word in ("rank 0 needs", "activations", "0.95", "131.3 GiB", "would fit with"):
+            self.assertIn(word, done.stderr)
+        named = done.stderr.split("of its GPU; ")[1].split(" would fit")[0].split()
+        self.assertTrue(named and named[0].startswith("--"), done.stderr)
+        self.plan(*self.BIG, *named, "--gpu-memory=141GB")
+        # With less of the GPU, what was advised does not fit either, and something else is.
+        again = self.plan(*self.BIG, *named, "--gpu-memory=141GB", "--gpu-memory-utilization=0.5", code=2)
+        self.assertIn("would fit with", again.stderr)
+        hopeless = self.plan(*self.BIG, "--gpu-memory=100MB", code=2)
+        self.assertIn("smaller model", hopeless.stderr)
+
+    @unittest.skipIf(shutil.which("nvidia-smi"), "a GPU may be here")
+    def test_without_a_gpu_it_says_so(self):
+        self.assertIn("no GPU to compare with", self.plan().stdout)
+        done = run("mega-gpt3-cuda")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+        for word in ("no GPU", "--dry-run", "processor"):
+            self.assertIn(word, done.stderr)
+
+
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], *sys.argv[2:]])

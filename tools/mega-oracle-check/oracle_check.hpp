@@ -250,17 +250,22 @@ class Comparison {
     const auto position = trainer.parameters().table().position();
     load(trainer);
     const Batch batch(expected_, position.data, options_.mesh.data, options_.microbatches);
+    using T = typename Plan::stage::edge_type::element_type;
     const auto memory =
-        device.allocate(static_cast<std::size_t>(run_.rows() * expected_.vocab) * sizeof(float));
-    const mega::Matrix<float> own(reinterpret_cast<float*>(memory.data()), run_.rows(),
-                                  expected_.vocab);
+        device.allocate(static_cast<std::size_t>(run_.rows() * expected_.vocab) * sizeof(T));
+    const mega::Matrix<T> own(reinterpret_cast<T*>(memory.data()), run_.rows(), expected_.vocab);
+    std::vector<T> all(position.tensor == 0 ? logits_.size() : 0);
+    std::vector<std::pair<Index, Index>> mine;  // of all: where this rank's rows begin and end
     const auto evaluated = trainer.evaluate(batch, [&](auto& stage, auto& ctx, auto out) {
       stage.logits(ctx, out, own);
       if (position.tensor != 0) return;
-      float* const to = logits_.data() + ctx.first_sample * expected_.sequence * expected_.vocab;
-      download(ctx.stream, mega::Matrix<float>(to, run_.rows(), expected_.vocab),
-               mega::Matrix<const float>(own));
+      const Index first = ctx.first_sample * expected_.sequence * expected_.vocab;
+      download(ctx.stream, mega::Matrix<T>(all.data() + first, run_.rows(), expected_.vocab),
+               mega::Matrix<const T>(own));
+      mine.emplace_back(first, first + own.size());
     });
+    for (const auto [begin, end] : mine)
+      std::copy(all.begin() + begin, all.begin() + end, logits_.begin() + begin);
     std::vector<double> losses;
     for (std::size_t i = 0; i < expected_.adamw_losses.size(); ++i) {
       losses.push_back(trainer.step(batch, 1e-3).loss);
@@ -294,7 +299,7 @@ class Comparison {
  private:
   template <class Trainer>
   void load(Trainer& trainer) const {
-    const auto& store = trainer.parameters();
+    auto& store = trainer.parameters();
     const auto position = store.table().position();
     std::vector<float> host;
     for (const auto& e : store.table().entries()) {
@@ -302,8 +307,7 @@ class Comparison {
       host.assign(static_cast<std::size_t>(e.size), 0.0F);  // padding is in no file
       const mega::Vector<float> values(host.data(), e.size);
       model_.load(e.parameter, position.tensor, position.tensor_degree, values);
-      upload(trainer.compute(), store.values(e), mega::Vector<const float>(values));
-      trainer.synchronize();
+      store.load(trainer.compute(), e, values);
     }
   }
 

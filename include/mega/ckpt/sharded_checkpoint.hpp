@@ -70,7 +70,7 @@ concept has_parameter_table = requires(const S& store) {
 template <class S>
 concept has_flat_buffers = requires(const S& store) {
   store.owned();
-  store.values();
+  store.masters(std::size_t{0}, store.owned()[0].values);
   store.first_moments();
   store.second_moments();
 };
@@ -290,6 +290,7 @@ inline std::vector<ShardRun> runs_within(const Parameter& p, int position, int d
 /// What this rank writes of one parameter.
 struct SavedPart {
   int order = 0;
+  std::size_t chunk = 0;
   std::string name;
   std::vector<ShardRun> runs;  ///< `local` counts from the part's first element
   Index extent = 0;            ///< elements of the part with padding
@@ -316,7 +317,7 @@ std::vector<SavedPart> saved_parts(const Sharded& sharded) {
     if (part.size() == 0) continue;
     const Index first = part.begin - e.value;
     SavedPart saved{
-        e.order, e.parameter.name,
+        e.order, chunk, e.parameter.name,
         runs_within(e.parameter, place.tensor, place.tensor_degree, first, first + part.size())};
     if (saved.runs.empty()) continue;
     for (ShardRun& run : saved.runs) {
@@ -355,7 +356,7 @@ FileRecord write_shard(const Sharded& sharded, const CheckpointWriter& writer,
   std::vector<float> host;
   for (const SavedPart& part : parts) {
     const std::array<Vector<float>, 3> sources{
-        sharded.store.values().slice(part.value, part.extent),
+        sharded.store.masters(part.chunk, {part.value, part.value + part.extent}),
         sharded.store.first_moments().slice(part.moment, part.extent),
         sharded.store.second_moments().slice(part.moment, part.extent)};
     for (std::size_t k = 0; k < sources.size(); ++k) {
@@ -714,19 +715,23 @@ template <class Sharded>
 void read_shards(const Sharded& sharded, ShardReaders& readers,
                  const std::map<std::string_view, std::vector<StoredRun>>& stored) {
   std::vector<float> host;
+  const auto read = [&](std::string_view prefix, const std::string& name,
+                        const std::vector<ShardRead>& reads, Index first, Index count) {
+    host.assign(static_cast<std::size_t>(count), 0.0F);
+    for (const ShardRead& one : reads) {
+      const SafetensorsReader& reader = readers(one.file);
+      reader.read_f32(reader.at(tensor_name(prefix, name)), one.position,
+                      std::span(host).subspan(static_cast<std::size_t>(one.local - first),
+                                              static_cast<std::size_t>(one.count)));
+    }
+    return Vector<const float>(host.data(), count);
+  };
   const auto fetch = [&](std::string_view prefix, const std::string& name,
                          const std::vector<ShardRead>& reads, Index first, Vector<float> to) {
-    host.assign(static_cast<std::size_t>(to.size()), 0.0F);
-    for (const ShardRead& read : reads) {
-      const SafetensorsReader& reader = readers(read.file);
-      reader.read_f32(reader.at(tensor_name(prefix, name)), read.position,
-                      std::span(host).subspan(static_cast<std::size_t>(read.local - first),
-                                              static_cast<std::size_t>(read.count)));
-    }
-    upload(sharded.stream, to, Vector<const float>(host.data(), to.size()));
+    upload(sharded.stream, to, read(prefix, name, reads, first, to.size()));
     sharded.stream.synchronize();
   };
-  const auto& store = sharded.store;
+  auto& store = sharded.store;
   const auto place = store.table().position();
   for (const auto& e : store.table().entries()) {
     if (e.alias) continue;
@@ -736,7 +741,7 @@ void read_shards(const Sharded& sharded, ShardReaders& readers,
       return plan_reads(runs,
                         runs_within(e.parameter, place.tensor, place.tensor_degree, begin, end));
     };
-    fetch(data_prefixes[0], name, reads(0, e.size), 0, store.values().slice(e.value, e.size));
+    store.load(sharded.stream, e, read(data_prefixes[0], name, reads(0, e.size), 0, e.size));
     const auto& own = store.owned()[static_cast<std::size_t>(e.chunk)];
     const auto part = own.values.intersect({e.value, e.value + e.size});
     if (part.size() == 0) continue;

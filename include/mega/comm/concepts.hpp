@@ -11,6 +11,7 @@
 /// - No wait is endless: past the deadline, or when another rank failed, the wait ends with
 ///   Error(timeout) or Error(peer_failed) naming the ranks, the operation and its sequence number.
 #pragma once
+#include <mega/core/bfloat16.hpp>
 #include <mega/core/device.hpp>
 #include <mega/core/value.hpp>
 #include <mega/core/view.hpp>
@@ -27,9 +28,10 @@ namespace mega::inline v0::comm {
 
 enum class Reduce : std::uint8_t { sum, max };
 
-/// Element types that cross a communicator.
+/// Element types that cross a communicator. Bfloat16 is added in float and rounded after each sum.
 template <class T>
-concept element = std::same_as<T, float> || std::same_as<T, double> ||
+concept element =
+    std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, Bfloat16> ||
     std::same_as<T, std::int32_t> || std::same_as<T, std::int64_t> || std::same_as<T, std::byte>;
 
 /// The split point of the canonical reduction tree over [lo, hi), hi - lo >= 2.

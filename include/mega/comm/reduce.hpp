@@ -16,7 +16,7 @@ concept reducible = element<T> && !std::same_as<T, std::byte>;
 
 /// The combination of two operands, the left one from the lower ranks. A NaN wins every max.
 template <reducible T>
-[[nodiscard]] constexpr T combine(Reduce reduce, T left, T right) noexcept {
+[[nodiscard]] MEGA_HD constexpr T combine(Reduce reduce, T left, T right) noexcept {
   if (reduce == Reduce::sum) return static_cast<T>(left + right);
   return left < right || right != right ? right : left;
 }

@@ -5,6 +5,7 @@
 #include <mega/core/rng.hpp>
 #include <mega/core/view.hpp>
 
+#include <concepts>
 #include <cstdint>
 
 namespace mega::inline v0 {
@@ -41,6 +42,9 @@ struct Context {
   /// Device memory: loss() adds this micro-batch's sum over valid targets here.
   double* loss_sum;
 
+  /// Whether exposed tensors may be changed, so that what is made of them must come later.
+  static constexpr bool injects = !std::same_as<decltype(HookSet::injector), NullInjector>;
+
   [[nodiscard]] bool training() const noexcept { return mode == Mode::train; }
 
   /// Random numbers of this step for a drawing site; index them by global element.
@@ -52,7 +56,8 @@ struct Context {
     return ScopedSpan(hooks.recorder, stream, SpanInfo{name, chunk, microbatch, 0, -1});
   }
   /// Shows a tensor to the probe, then lets the injector disturb it.
-  void expose(std::string_view name, Matrix<float> values) const {
+  template <class T>
+  void expose(std::string_view name, Matrix<T> values) const {
     hooks.probe.observe(stream, name, values);
     hooks.injector.disturb(stream, name, values);
   }

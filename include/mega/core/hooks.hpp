@@ -53,13 +53,13 @@ struct NullRecorder {
 };
 
 struct NullProbe {
-  template <class S>
-  static constexpr void observe(S&, std::string_view, Matrix<const float>) noexcept {}
+  template <class S, class T>
+  static constexpr void observe(S&, std::string_view, Matrix<T>) noexcept {}
 };
 
 struct NullInjector {
-  template <class S>
-  static constexpr void disturb(S&, std::string_view, Matrix<float>) noexcept {}
+  template <class S, class T>
+  static constexpr void disturb(S&, std::string_view, Matrix<T>) noexcept {}
 };
 
 /// Records one span from construction to the end of the scope.

@@ -73,9 +73,24 @@ concept lists_parameters = requires(const S& s) {
   { s.parameters() } -> std::same_as<std::vector<Parameter>>;
 };
 
+/// Optional value_type: what the stage's parameters are stored as; float where it names none.
+template <class S>
+struct StageValue {
+  using type = float;
+};
+template <class S>
+requires requires {
+  typename S::value_type;
+}
+struct StageValue<S> {
+  using type = typename S::value_type;
+};
+template <class S>
+using stage_value_t = typename StageValue<S>::type;
+
 /// Called once before the first step: one view a parameter, valid for the stage's life.
 template <class S>
-concept binds_parameters = requires(S& s, std::span<const ParameterView<float>> views) {
+concept binds_parameters = requires(S& s, std::span<const ParameterView<stage_value_t<S>>> views) {
   s.bind(views);
 };
 

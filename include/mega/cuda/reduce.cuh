@@ -4,6 +4,7 @@
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/stream.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 
@@ -56,70 +57,114 @@ __device__ T block_sum(Index n, Term term) {
   return block_reduce<Sum>(sum);
 }
 
-/// Rows whose column sums one block forms; fixes the order of the sums.
-inline constexpr Index column_sum_rows = 128;
+/// Threads across the rows of a block that forms column sums, and of one that adds such sums.
 inline constexpr int column_sum_height = 8;
+inline constexpr int chunk_sum_height = 32;
+/// Blocks that share the rows and columns of a matrix: four for each multiprocessor of an H200. A
+/// constant, so that the order of the sums does not depend on the GPU.
+inline constexpr Index column_sum_blocks = 528;
+/// Fewer rows are not worth a block.
+inline constexpr Index column_sum_least_rows = 32;
+
+template <int N>
+struct ColumnTargets {
+  float* out[N];  ///< null: nobody wants this sum
+};
 
 /// partial[chunk][k][c] = sum over the chunk's rows of the k-th term.
-template <int N, class Terms>
-MEGA_KERNEL void sum_columns_of_chunk(float* partial, Index rows, Index cols, Terms terms) {
-  __shared__ float tile[N][column_sum_height][warp_threads];
-  const Index c = static_cast<Index>(blockIdx.x) * warp_threads + threadIdx.x;
-  const Index chunks = ceil_div(rows, column_sum_rows);
-  for (Index chunk = blockIdx.y; chunk < chunks; chunk += gridDim.y) {
-    const Index end = min((chunk + 1) * column_sum_rows, rows);
-    float sum[N] = {};
-    if (c < cols) {
-      for (Index r = chunk * column_sum_rows + threadIdx.y; r < end; r += column_sum_height) {
-        float term[N];
-        terms(r, c, term);
-        for (int k = 0; k < N; ++k) sum[k] += term[k];
+template <int W, int N, class Terms>
+MEGA_KERNEL void __launch_bounds__(warp_threads* column_sum_height, 4)
+    sum_columns_of_chunk(float* partial, Index rows, Index cols, Index chunk_rows, Terms terms) {
+  using Operands = typename Terms::template Operands<W>;
+  // Rows on their way at a time: 64 bytes a thread.
+  constexpr int batch = sizeof(Operands) > 16 ? 2 : 4, height = column_sum_height;
+  __shared__ float tile[height][W][warp_threads];
+  const Index c = (static_cast<Index>(blockIdx.x) * warp_threads + threadIdx.x) * W;
+  const Index begin = blockIdx.y * chunk_rows, end = min(begin + chunk_rows, rows);
+  float sum[N][W] = {};
+  if (c < cols) {
+    for (Index r = begin + threadIdx.y; r < end; r += batch * height) {
+      Operands operands[batch];
+#pragma unroll
+      for (int i = 0; i < batch; ++i)
+        if (r + i * height < end) operands[i] = terms.template load<W>(r + i * height, c);
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        if (r + i * height >= end) continue;
+        float term[N][W];
+        terms.template finish<W>(r + i * height, c, operands[i], term);
+#pragma unroll
+        for (int k = 0; k < N; ++k)
+#pragma unroll
+          for (int w = 0; w < W; ++w) sum[k][w] += term[k][w];
       }
     }
-    for (int k = 0; k < N; ++k) tile[k][threadIdx.y][threadIdx.x] = sum[k];
+  }
+#pragma unroll
+  for (int k = 0; k < N; ++k) {
+#pragma unroll
+    for (int w = 0; w < W; ++w) tile[threadIdx.y][w][threadIdx.x] = sum[k][w];
     __syncthreads();
-    if (threadIdx.y < N && c < cols) {
-      const int k = threadIdx.y;
-      float total = 0.0F;
-      for (int y = 0; y < column_sum_height; ++y) total += tile[k][y][threadIdx.x];
-      partial[(chunk * N + k) * cols + c] = total;
+    if (c < cols) {
+      for (int w = threadIdx.y; w < W; w += height) {
+        float total = 0.0F;
+        for (int y = 0; y < height; ++y) total += tile[y][w][threadIdx.x];
+        partial[(static_cast<Index>(blockIdx.y) * N + k) * cols + c + w] = total;
+      }
     }
     __syncthreads();
   }
 }
 
 template <int N>
-struct ColumnTargets {
-  float* out[N];
-};
-
-template <int N>
-struct AddChunks {
-  ColumnTargets<N> targets;
-  const float* partial;
-  Index chunks, cols;
-
-  __device__ void operator()(Index k, Index c) const {
-    float sum = 0.0F;
-    for (Index chunk = 0; chunk < chunks; ++chunk) sum += partial[(chunk * N + k) * cols + c];
-    targets.out[k][c] += sum;
+MEGA_KERNEL void __launch_bounds__(warp_threads* chunk_sum_height)
+    add_chunks(ColumnTargets<N> targets, const float* partial, Index chunks, Index cols) {
+  __shared__ float tile[chunk_sum_height][warp_threads];
+  const Index c = static_cast<Index>(blockIdx.x) * warp_threads + threadIdx.x;
+  const int k = blockIdx.y;
+  if (targets.out[k] == nullptr) return;
+  float sum = 0.0F;
+  if (c < cols) {
+#pragma unroll 8
+    for (Index chunk = threadIdx.y; chunk < chunks; chunk += chunk_sum_height)
+      sum += partial[(chunk * N + k) * cols + c];
   }
-};
+  tile[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || c >= cols) return;
+  float total = 0.0F;
+  for (int y = 0; y < chunk_sum_height; ++y) total += tile[y][threadIdx.x];
+  targets.out[k][c] += total;
+}
 
-/// targets.out[k][c] += sum over the rows of the k-th number that terms(r, c, float (&)[N]) writes.
-/// @cost  one pass over the operands, and scratch of N * cols floats for each 128 rows
-template <int N, class Terms>
+/// targets.out[k][c] += sum over the chunks of partial[chunk][k][c].
+template <int N>
+void add_partial_sums(Stream& stream, std::string_view op, ColumnTargets<N> targets,
+                      const float* partial, Index chunks, Index cols) {
+  launch(stream, op, add_chunks<N>, dim3(grid_x(ceil_div(cols, warp_threads)), N),
+         dim3(warp_threads, chunk_sum_height), 0, targets, partial, chunks, cols);
+}
+
+/// targets.out[k][c] += sum over the rows of the k-th number that the terms have there:
+/// terms.load<W>(r, c) brings the Operands<W> of W columns, and terms.finish<W>(r, c, operands,
+/// float (&term)[N][W]) makes the numbers of them; what it stores may be where operands lay.
+/// @pre  W divides cols
+/// @cost  2 launches, one pass over the operands, at most max(rows / 32, 528) * N * cols floats of
+///        scratch   @determinism  the order of the sums depends on rows, cols and W alone
+template <int W, int N, class Terms>
 void add_column_sums(Stream& stream, std::string_view op, ColumnTargets<N> targets, Index rows,
                      Index cols, Terms terms) {
-  static_assert(N <= column_sum_height);
   if (rows == 0 || cols == 0) return;
-  const Index chunks = ceil_div(rows, column_sum_rows);
+  const Index across = ceil_div(cols, warp_threads * W);
+  const Index chunk_rows = ceil_div(rows, std::clamp(column_sum_blocks / across, Index{1},
+                                                     ceil_div(rows, column_sum_least_rows)));
+  const Index chunks = ceil_div(rows, chunk_rows);
   auto* const partial = static_cast<float*>(
       stream.scratch(sizeof(float) * static_cast<std::size_t>(chunks * N * cols)));
-  launch(stream, op, sum_columns_of_chunk<N, Terms>,
-         dim3(grid_x(ceil_div(cols, warp_threads)), grid_yz(chunks)),
-         dim3(warp_threads, column_sum_height), 0, partial, rows, cols, terms);
-  for_each_element(stream, op, N, cols, AddChunks<N>{targets, partial, chunks, cols});
+  launch(stream, op, sum_columns_of_chunk<W, N, Terms>,
+         dim3(grid_x(across), static_cast<unsigned>(chunks)), dim3(warp_threads, column_sum_height),
+         0, partial, rows, cols, chunk_rows, terms);
+  add_partial_sums(stream, op, targets, partial, chunks, cols);
 }
 
 }  // namespace mega::inline v0::cuda::detail

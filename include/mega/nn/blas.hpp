@@ -22,6 +22,7 @@ inline bool set_blas_threads(int threads) {
 /// @determinism  run to run for an equal number of BLAS threads; a row's value may depend on m,
 ///               since libraries pick other kernels for other shapes
 struct CblasProduct {
+  using element = float;
   static constexpr std::string_view name = "cblas";
 
   /// @pre   C overlaps neither A nor B; sizes fit the BLAS's int

@@ -6,22 +6,25 @@
 #include <mega/core/view.hpp>
 #include <mega/nn/attention.hpp>
 #include <mega/nn/attention_shape.hpp>
+#include <mega/nn/elementwise.hpp>
 #include <mega/nn/transformer_config.hpp>
 
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace mega::inline v0::nn {
 
 // A core has: the names of its block and of the products around it; recomputable, whether forward
 // is cheap enough for selective recomputation; residual_use, the random numbers of its block's
-// dropout; the global sizes of the products; the widths on one rank; Saved; forward and backward.
+// dropout; the global sizes of the products; the widths on one rank; Saved; forward and backward,
+// which adds the column sums of dinner to dbias where that is not empty.
 // `inner` is the output of the first product, `out` the input of the second. forward() runs again
 // on the same inner only if recomputable.
 
 /// Rotation of queries and keys, then attention, over this rank's heads.
-template <class Position>
+template <class Position, class Attention>
 class AttentionCore {
  public:
   static constexpr std::string_view name = "attention";
@@ -57,20 +60,23 @@ class AttentionCore {
   }
 
   /// Leaves queries and keys rotated in inner.
-  template <class Ctx>
-  void forward(Ctx& ctx, Matrix<float> out, Matrix<float> inner, const Saved& saved,
+  template <class Ctx, class T>
+  void forward(Ctx& ctx, Matrix<T> out, Matrix<T> inner, const Saved& saved,
                Vector<const float> frequencies) const {
     Position::rotate(ctx.stream, inner, frequencies, shape_);
-    attention_forward(ctx.stream, out, saved.lse, inner, shape_, dropout(ctx));
+    Attention::forward(ctx.stream, out, saved.lse, inner, shape_, dropout(ctx));
   }
 
   /// @pre  dinner does not overlap inner
-  template <class Ctx>
-  void backward(Ctx& ctx, Matrix<float> dinner, Matrix<const float> dout, Matrix<const float> inner,
-                Matrix<const float> out, const Saved& saved,
+  template <class Ctx, class T>
+  void backward(Ctx& ctx, Matrix<T> dinner, Vector<float> dbias,
+                Matrix<const std::type_identity_t<T>> dout,
+                Matrix<const std::type_identity_t<T>> inner,
+                Matrix<const std::type_identity_t<T>> out, const Saved& saved,
                 Vector<const float> frequencies) const {
-    attention_backward(ctx.stream, dinner, dout, inner, out, saved.lse, shape_, dropout(ctx));
+    Attention::backward(ctx.stream, dinner, dout, inner, out, saved.lse, shape_, dropout(ctx));
     Position::rotate_back(ctx.stream, dinner, frequencies, shape_);
+    if (!dbias.empty()) bias_gradient(ctx.stream, dbias, Matrix<const T>(dinner));
   }
 
  private:
@@ -114,15 +120,16 @@ class MlpCore {
 
   [[nodiscard]] Saved make_saved(Arena&) const noexcept { return {}; }
 
-  template <class Ctx>
-  void forward(Ctx& ctx, Matrix<float> out, Matrix<float> inner, const Saved&,
-               Vector<const float>) const {
-    Activation::forward(ctx.stream, out, inner);
+  template <class Ctx, class T>
+  void forward(Ctx& ctx, Matrix<T> out, Matrix<T> inner, const Saved&, Vector<const float>) const {
+    Activation::forward(ctx.stream, out, Matrix<const T>(inner));
   }
-  template <class Ctx>
-  void backward(Ctx& ctx, Matrix<float> dinner, Matrix<const float> dout, Matrix<const float> inner,
-                Matrix<const float>, const Saved&, Vector<const float>) const {
-    Activation::backward(ctx.stream, dinner, dout, inner);
+  template <class Ctx, class T>
+  void backward(Ctx& ctx, Matrix<T> dinner, Vector<float> dbias,
+                Matrix<const std::type_identity_t<T>> dout,
+                Matrix<const std::type_identity_t<T>> inner, Matrix<const std::type_identity_t<T>>,
+                const Saved&, Vector<const float>) const {
+    Activation::backward(ctx.stream, dinner, dbias, dout, inner);
   }
 
  private:

@@ -1,48 +1,81 @@
 /// @file  Soft-max cross-entropy over a vocabulary that may be split between ranks, on a GPU. The
 /// host twins in nn/cross_entropy.hpp say what each operation does.
 #pragma once
+#include <mega/core/bfloat16.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
+#include <mega/cuda/pack.cuh>
 #include <mega/cuda/reduce.cuh>
 #include <mega/cuda/stream.hpp>
 #include <mega/nn/cross_entropy.hpp>
+#include <mega/nn/detail/activations.cuh>
 #include <mega/nn/detail/shape.hpp>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace mega::inline v0::cuda {
 
 namespace detail {
 
+/// A pack of logits, minus infinity in the columns that are padding.
+template <storage T, int W>
+__device__ inline void mask_padding(float (&logits)[W], Index c, Index valid) {
+  if (c + W <= valid) return;
+#pragma unroll
+  for (int w = 0; w < W; ++w)
+    if (c + w >= valid) logits[w] = -INFINITY;
+}
+
+/// visit(c, logits) for the packs of a row with valid columns, by the whole block.
+template <int W, storage T, class Visit>
+__device__ inline void each_logits(const T* row, Index valid, Visit visit) {
+#pragma unroll 4
+  for (Index c = static_cast<Index>(threadIdx.x) * W; c < valid;
+       c += static_cast<Index>(blockDim.x) * W) {
+    float logits[W];
+    load_constant(logits, row + c);
+    mask_padding<T>(logits, c, valid);
+    visit(c, logits);
+  }
+}
+
+template <int W, storage T>
 struct RowMax {
   float* row_max;
-  const float* logits;
+  const T* logits;
   Index cols, valid;
   __device__ void operator()(Index r) const {
-    const float* const x = logits + r * cols;
     float largest = Max::identity<float>();
-    for (Index c = threadIdx.x; c < valid; c += blockDim.x) largest = fmaxf(largest, x[c]);
+    each_logits<W>(logits + r * cols, valid, [&](Index, const float(&x)[W]) {
+      for (int w = 0; w < W; ++w) largest = fmaxf(largest, x[w]);
+    });
     largest = block_reduce<Max>(largest);
     if (threadIdx.x == 0) row_max[r] = largest;
   }
 };
 
+template <int W, storage T>
 struct SumExp {
   float* sum_exp;
   float* target_logit;
-  const float* logits;
+  const T* logits;
   const std::int32_t* targets;
   const float* row_max;
   Index cols;
   nn::VocabShard shard;
   __device__ void operator()(Index r) const {
-    const float* const x = logits + r * cols;
+    const T* const row = logits + r * cols;
     const float largest = row_max[r];
-    const float sum = block_sum<float>(shard.valid, [=](Index c) { return expf(x[c] - largest); });
+    float sum = 0.0F;
+    each_logits<W>(row, shard.valid, [&](Index, const float(&x)[W]) {
+      for (int w = 0; w < W; ++w) sum += exponential<T>(x[w] - largest);
+    });
+    sum = block_reduce<Sum>(sum);
     if (threadIdx.x != 0) return;
     const Index target = targets[r] - shard.first;
     sum_exp[r] = sum;
-    target_logit[r] = target >= 0 && target < shard.valid ? x[target] : 0.0F;
+    target_logit[r] = target >= 0 && target < shard.valid ? static_cast<float>(row[target]) : 0.0F;
   }
 };
 
@@ -70,6 +103,25 @@ struct CrossEntropyLoss {
   }
 };
 
+/// logits become gradients: scale * (probability - [column is the target]), 0 in padding.
+template <storage T, int W>
+__device__ inline void soft_max_gradient(float (&x)[W], Index c, Index target, Index valid,
+                                         float largest, float inverse, float scale) {
+#pragma unroll
+  for (int w = 0; w < W; ++w) x[w] = exponential<T>(x[w] - largest) * inverse;
+  if (target >= c && target < c + W) {
+#pragma unroll
+    for (int w = 0; w < W; ++w)
+      if (c + w == target) x[w] -= 1.0F;
+  }
+#pragma unroll
+  for (int w = 0; w < W; ++w) x[w] *= scale;
+  if (c + W <= valid) return;
+#pragma unroll
+  for (int w = 0; w < W; ++w)
+    if (c + w >= valid) x[w] = 0.0F;
+}
+
 struct GivenFactor {
   float value;
   __device__ float operator()() const { return value; }
@@ -79,30 +131,31 @@ struct FactorInMemory {
   __device__ float operator()() const { return *value; }
 };
 
-template <class Factor>
+template <storage T, class Factor>
 struct CrossEntropyBackward {
-  float* dlogits;
-  const float* logits;
+  T* dlogits;
+  const T* logits;
   const std::int32_t* targets;
   const float* row_max;
   const float* sum_exp;
   Index cols;
   nn::VocabShard shard;
   Factor factor;
-  __device__ void operator()(Index r, Index c) const {
+  template <int W>
+  __device__ void at(Index r, Index c) const {
     const std::int32_t token = targets[r];
-    float gradient = 0.0F;
+    float x[W] = {};
     if (token >= 0 && c < shard.valid) {
-      gradient = expf(logits[r * cols + c] - row_max[r]) * (1.0F / sum_exp[r]);
-      if (c == token - shard.first) gradient -= 1.0F;
-      gradient *= factor();
+      load_pack(x, logits + r * cols + c);
+      const Index target = token - shard.first;
+      soft_max_gradient<T>(x, c, target, shard.valid, row_max[r], 1.0F / sum_exp[r], factor());
     }
-    dlogits[r * cols + c] = gradient;
+    store_pack(dlogits + r * cols + c, x);
   }
 };
 
-template <class Factor>
-void cross_entropy_backward(Stream& stream, Matrix<float> dlogits, Matrix<const float> logits,
+template <storage T, class Factor>
+void cross_entropy_backward(Stream& stream, Matrix<T> dlogits, Matrix<const T> logits,
                             Vector<const std::int32_t> targets, Vector<const float> row_max,
                             Vector<const float> sum_exp, nn::VocabShard shard, Factor factor) {
   constexpr auto op = "cross_entropy_backward";
@@ -112,37 +165,55 @@ void cross_entropy_backward(Stream& stream, Matrix<float> dlogits, Matrix<const 
   nn::detail::expects_size(op, "row_max", row_max, rows);
   nn::detail::expects_size(op, "sum_exp", sum_exp, rows);
   nn::detail::expects_shard(op, shard, cols);
-  for_each_element(
-      stream, op, rows, cols,
-      CrossEntropyBackward<Factor>{dlogits.data(), logits.data(), targets.data(), row_max.data(),
-                                   sum_exp.data(), cols, shard, factor});
+  const CrossEntropyBackward<T, Factor> body{dlogits.data(), logits.data(),  targets.data(),
+                                             row_max.data(), sum_exp.data(), cols,
+                                             shard,          factor};
+  with_width<T>(all_packs_fit(cols, body.dlogits, body.logits),
+                [&]<int W>(std::integral_constant<int, W>) {
+                  for_each_pack<W>(stream, op, rows, cols, body);
+                });
 }
 
 }  // namespace detail
 
-MEGA_LAUNCHES void cross_entropy_row_max(Stream& stream, Vector<float> row_max,
-                                         Matrix<const float> logits, nn::VocabShard shard) {
+/// @tparam E  here and below, element of the logits: a storage, const or not
+template <class E>
+requires storage<std::remove_const_t<E>>
+void cross_entropy_row_max(Stream& stream, Vector<float> row_max, Matrix<E> logits,
+                           nn::VocabShard shard) {
+  using T = std::remove_const_t<E>;
   constexpr auto op = "cross_entropy_row_max";
-  nn::detail::expects_size(op, "row_max", row_max, logits.rows());
-  nn::detail::expects_shard(op, shard, logits.cols());
-  detail::for_each_row(stream, op, logits.rows(), logits.cols(),
-                       detail::RowMax{row_max.data(), logits.data(), logits.cols(), shard.valid});
+  const Index rows = logits.rows(), cols = logits.cols();
+  nn::detail::expects_size(op, "row_max", row_max, rows);
+  nn::detail::expects_shard(op, shard, cols);
+  detail::with_width<T>(
+      detail::packs_fit(logits.data(), cols), [&]<int W>(std::integral_constant<int, W>) {
+        detail::for_each_row(
+            stream, op, rows, cols,
+            detail::RowMax<W, T>{row_max.data(), logits.data(), cols, shard.valid});
+      });
 }
 
-MEGA_LAUNCHES void cross_entropy_sum_exp(Stream& stream, Vector<float> sum_exp,
-                                         Vector<float> target_logit, Matrix<const float> logits,
-                                         Vector<const std::int32_t> targets,
-                                         Vector<const float> row_max, nn::VocabShard shard) {
+template <class E>
+requires storage<std::remove_const_t<E>>
+void cross_entropy_sum_exp(Stream& stream, Vector<float> sum_exp, Vector<float> target_logit,
+                           Matrix<E> logits, Vector<const std::int32_t> targets,
+                           Vector<const float> row_max, nn::VocabShard shard) {
+  using T = std::remove_const_t<E>;
   constexpr auto op = "cross_entropy_sum_exp";
-  const Index rows = logits.rows();
+  const Index rows = logits.rows(), cols = logits.cols();
   nn::detail::expects_size(op, "sum_exp", sum_exp, rows);
   nn::detail::expects_size(op, "target_logit", target_logit, rows);
   nn::detail::expects_size(op, "targets", targets, rows);
   nn::detail::expects_size(op, "row_max", row_max, rows);
-  nn::detail::expects_shard(op, shard, logits.cols());
-  detail::for_each_row(stream, op, rows, logits.cols(),
-                       detail::SumExp{sum_exp.data(), target_logit.data(), logits.data(),
-                                      targets.data(), row_max.data(), logits.cols(), shard});
+  nn::detail::expects_shard(op, shard, cols);
+  detail::with_width<T>(
+      detail::packs_fit(logits.data(), cols), [&]<int W>(std::integral_constant<int, W>) {
+        detail::for_each_row(
+            stream, op, rows, cols,
+            detail::SumExp<W, T>{sum_exp.data(), target_logit.data(), logits.data(), targets.data(),
+                                 row_max.data(), cols, shard});
+      });
 }
 
 /// @determinism  run to run; the fp64 sum is a tree over the rows, not the host twin's sequence
@@ -163,23 +234,24 @@ MEGA_LAUNCHES void cross_entropy_loss(Stream& stream, Vector<double> loss, Vecto
                                sum_exp.data(), target_logit.data(), rows});
 }
 
-MEGA_LAUNCHES void cross_entropy_backward(Stream& stream, Matrix<float> dlogits,
-                                          Matrix<const float> logits,
-                                          Vector<const std::int32_t> targets,
-                                          Vector<const float> row_max, Vector<const float> sum_exp,
-                                          nn::VocabShard shard, float scale) {
-  detail::cross_entropy_backward(stream, dlogits, logits, targets, row_max, sum_exp, shard,
-                                 detail::GivenFactor{scale});
+template <storage T>
+void cross_entropy_backward(Stream& stream, Matrix<T> dlogits,
+                            Matrix<const std::type_identity_t<T>> logits,
+                            Vector<const std::int32_t> targets, Vector<const float> row_max,
+                            Vector<const float> sum_exp, nn::VocabShard shard, float scale) {
+  detail::cross_entropy_backward<T>(stream, dlogits, logits, targets, row_max, sum_exp, shard,
+                                    detail::GivenFactor{scale});
 }
 
-MEGA_LAUNCHES void cross_entropy_backward(Stream& stream, Matrix<float> dlogits,
-                                          Matrix<const float> logits,
-                                          Vector<const std::int32_t> targets,
-                                          Vector<const float> row_max, Vector<const float> sum_exp,
-                                          nn::VocabShard shard, Vector<const float> scale) {
+template <storage T>
+void cross_entropy_backward(Stream& stream, Matrix<T> dlogits,
+                            Matrix<const std::type_identity_t<T>> logits,
+                            Vector<const std::int32_t> targets, Vector<const float> row_max,
+                            Vector<const float> sum_exp, nn::VocabShard shard,
+                            Vector<const float> scale) {
   nn::detail::expects_size("cross_entropy_backward", "scale", scale, 1);
-  detail::cross_entropy_backward(stream, dlogits, logits, targets, row_max, sum_exp, shard,
-                                 detail::FactorInMemory{scale.data()});
+  detail::cross_entropy_backward<T>(stream, dlogits, logits, targets, row_max, sum_exp, shard,
+                                    detail::FactorInMemory{scale.data()});
 }
 
 }  // namespace mega::inline v0::cuda

@@ -67,6 +67,7 @@ class CublasHandle {
 /// fp32 in, fp32 sums; TF32 and other reduced arithmetic are off.
 /// @determinism  run to run on one kind of GPU, since every stream has its own workspace
 struct CublasProduct {
+  using element = float;
   static constexpr std::string_view name = "cublas";
 
   /// @pre   C overlaps neither A nor B; sizes fit an int   @sync  ordered on stream

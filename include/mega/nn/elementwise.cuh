@@ -1,126 +1,112 @@
 /// @file  Operations on single elements, and the bias with its column sums, on a GPU. The host
 /// twins in nn/elementwise.hpp say what each operation does.
 #pragma once
+#include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
 #include <mega/core/rng.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/memory.hpp>
+#include <mega/cuda/pack.cuh>
 #include <mega/cuda/reduce.cuh>
 #include <mega/cuda/stream.hpp>
+#include <mega/nn/detail/activations.cuh>
 #include <mega/nn/detail/dropout_mask.hpp>
 #include <mega/nn/detail/shape.hpp>
 #include <mega/nn/elementwise.hpp>
+
+#include <type_traits>
 
 namespace mega::inline v0::cuda {
 
 namespace detail {
 
+template <storage T>
 struct Fill {
-  float* out;
+  T* out;
   float value;
-  __device__ void operator()(Index i) const { out[i] = value; }
+  template <int W>
+  __device__ void at(Index, Index i) const {
+    float x[W];
+    for (int w = 0; w < W; ++w) x[w] = value;
+    store_pack(out + i, x);
+  }
 };
 
-struct Add {
-  float* out;
-  const float* a;
-  const float* b;
-  __device__ void operator()(Index i) const { out[i] = a[i] + b[i]; }
+struct Plus {
+  __device__ float operator()(float a, float b) const { return a + b; }
 };
 
-struct Scale {
-  float* out;
-  const float* x;
+struct Times {
   float factor;
-  __device__ void operator()(Index i) const { out[i] = factor * x[i]; }
+  __device__ float operator()(float x) const { return factor * x; }
 };
 
+/// x += branch + bias, rounded as it will be stored. bias may be null.
+template <storage T, int W>
+__device__ void add_branch_pack(float (&x)[W], const float (&branch)[W], const T* bias) {
+  float b[W] = {};
+  if (bias != nullptr) load_constant(b, bias);
+#pragma unroll
+  for (int w = 0; w < W; ++w) x[w] = x[w] + (bias != nullptr ? branch[w] + b[w] : branch[w]);
+  round_pack<T>(x);
+}
+
+template <storage T>
+struct AddBranch {
+  T* y;
+  const T* x;
+  const T* branch;
+  const T* bias;
+  Index cols;
+  template <int W>
+  __device__ void at(Index r, Index c) const {
+    float sum[W], b[W];
+    load_pack(sum, x + r * cols + c);
+    load_pack(b, branch + r * cols + c);
+    add_branch_pack(sum, b, bias == nullptr ? nullptr : bias + c);
+    store_pack(y + r * cols + c, sum);
+  }
+};
+
+template <storage T>
 struct BiasAdd {
-  float* out;
-  const float* x;
-  const float* bias;
+  T* out;
+  const T* x;
+  const T* bias;
   Index cols;
-  __device__ void operator()(Index r, Index c) const {
-    out[r * cols + c] = x[r * cols + c] + bias[c];
+  template <int W>
+  __device__ void at(Index r, Index c) const {
+    float sum[W], b[W];
+    load_pack(sum, x + r * cols + c);
+    load_constant(b, bias + c);
+    for (int w = 0; w < W; ++w) sum[w] += b[w];
+    store_pack(out + r * cols + c, sum);
   }
 };
 
+template <storage T>
 struct RowTerms {
-  const float* dout;
+  const T* dout;
   Index cols;
-  __device__ void operator()(Index r, Index c, float (&term)[1]) const {
-    term[0] = dout[r * cols + c];
+  template <int W>
+  using Operands = RawPack<T, W>;
+  template <int W>
+  __device__ Operands<W> load(Index r, Index c) const {
+    return load_raw<W>(dout + r * cols + c);
   }
-};
-
-/// 1 / (1 + e^-x) and its complement, both without cancellation.
-struct Logistic {
-  float value;
-  float complement;
-};
-[[nodiscard]] __device__ inline Logistic logistic(float x) {
-  const float e = expf(-fabsf(x));
-  const float scale = 1.0F / (1.0F + e);
-  return {(x < 0.0F ? e : 1.0F) * scale, (x < 0.0F ? 1.0F : e) * scale};
-}
-
-/// 0.5 * (1 + tanh(u)) is the logistic function of 2 u.
-[[nodiscard]] __device__ inline Logistic gelu_gate(float x) {
-  return logistic(2.0F * nn::detail::gelu_slope * (x + nn::detail::gelu_cubic * x * x * x));
-}
-
-struct GeluForward {
-  float* out;
-  const float* x;
-  __device__ void operator()(Index i) const {
-    const float v = x[i];
-    out[i] = v * gelu_gate(v).value;
-  }
-};
-
-struct GeluBackward {
-  float* dx;
-  const float* dout;
-  const float* x;
-  __device__ void operator()(Index i) const {
-    const float v = x[i];
-    const Logistic gate = gelu_gate(v);
-    const float inner =
-        2.0F * nn::detail::gelu_slope * (1.0F + 3.0F * nn::detail::gelu_cubic * v * v);
-    dx[i] = dout[i] * (gate.value + v * gate.value * gate.complement * inner);
-  }
-};
-
-struct SwigluForward {
-  float* out;
-  const float* x;
-  Index cols;
-  __device__ void operator()(Index r, Index c) const {
-    const float gate = x[2 * r * cols + c], up = x[(2 * r + 1) * cols + c];
-    out[r * cols + c] = gate * logistic(gate).value * up;
-  }
-};
-
-struct SwigluBackward {
-  float* dx;
-  const float* dout;
-  const float* x;
-  Index cols;
-  __device__ void operator()(Index r, Index c) const {
-    const Index at_gate = 2 * r * cols + c, at_up = at_gate + cols;
-    const float gate = x[at_gate], up = x[at_up], dy = dout[r * cols + c];
-    const Logistic sigmoid = logistic(gate);
-    dx[at_gate] = dy * up * (sigmoid.value + gate * sigmoid.value * sigmoid.complement);
-    dx[at_up] = dy * gate * sigmoid.value;
+  template <int W>
+  __device__ void finish(Index, Index, const Operands<W>& operands, float (&term)[1][W]) const {
+    unpack(term[0], operands);
   }
 };
 
 /// One thread a Philox block: the elements of row r whose global index over four is that of the
 /// row's first element plus q.
+template <storage T>
 struct Dropout {
-  float* out;
-  const float* x;
+  T* out;
+  const T* x;
   Index cols;
   float probability;
   RandomKey key;
@@ -132,79 +118,161 @@ struct Dropout {
     Index c = (first / 4 + q) * 4 - first;
     const Index end = min(c + 4, cols);
     for (c = max(c, Index{0}); c < end; ++c)
-      out[r * cols + c] = x[r * cols + c] * mask.factor(first + c);
+      out[r * cols + c] = T(x[r * cols + c] * mask.factor(first + c));
+  }
+  /// The same where every row begins with a Philox block.
+  template <int W>
+  __device__ void at(Index r, Index c) const {
+    static_assert(W == 4);
+    nn::detail::DropoutMask mask(key, probability);
+    float v[W];
+    load_pack(v, x + r * cols + c);
+#pragma unroll
+    for (int w = 0; w < W; ++w) v[w] *= mask.factor(block.element(r, c) + w);
+    store_pack(out + r * cols + c, v);
   }
 };
 
 }  // namespace detail
 
-MEGA_LAUNCHES void fill(Stream& stream, Matrix<float> out, float value) {
-  detail::for_each_index(stream, "fill", out.size(), detail::Fill{out.data(), value});
+template <storage T>
+void fill(Stream& stream, Matrix<T> out, float value) {
+  const Index n = out.size();
+  detail::with_width<T>(
+      detail::packs_fit(out.data(), n), [&]<int W>(std::integral_constant<int, W>) {
+        detail::for_each_pack<W>(stream, "fill", 1, n, detail::Fill<T>{out.data(), value});
+      });
 }
 
-MEGA_LAUNCHES void add(Stream& stream, Matrix<float> out, Matrix<const float> a,
-                       Matrix<const float> b) {
+template <storage T>
+void add(Stream& stream, Matrix<T> out, Matrix<const std::type_identity_t<T>> a,
+         Matrix<const std::type_identity_t<T>> b) {
   nn::detail::expects_shape("add", "out", out, a.rows(), a.cols());
   nn::detail::expects_shape("add", "b", b, a.rows(), a.cols());
-  detail::for_each_index(stream, "add", out.size(), detail::Add{out.data(), a.data(), b.data()});
+  detail::map<2>(stream, "add", out.size(), out.data(), a.data(), b.data(), detail::Plus{});
 }
 
-MEGA_LAUNCHES void scale(Stream& stream, Matrix<float> out, Matrix<const float> x, float factor) {
+/// y = x + (branch + branch_bias), the residual connection. branch_bias may be empty. y may be x or
+/// branch. Float gives the bits of the host twin.
+template <storage T>
+void add_branch(Stream& stream, Matrix<T> y, Matrix<const std::type_identity_t<T>> x,
+                Matrix<const std::type_identity_t<T>> branch,
+                Vector<const std::type_identity_t<T>> branch_bias) {
+  nn::detail::expects_shape("add_branch", "y", y, x.rows(), x.cols());
+  nn::detail::expects_shape("add_branch", "branch", branch, x.rows(), x.cols());
+  if (!branch_bias.empty())
+    nn::detail::expects_size("add_branch", "branch_bias", branch_bias, x.cols());
+  const T* const bias = branch_bias.empty() ? nullptr : branch_bias.data();
+  const detail::AddBranch<T> body{y.data(), x.data(), branch.data(), bias, x.cols()};
+  detail::with_width<T>(detail::all_packs_fit(x.cols(), body.y, body.x, body.branch, body.bias),
+                        [&]<int W>(std::integral_constant<int, W>) {
+                          detail::for_each_pack<W>(stream, "add_branch", x.rows(), x.cols(), body);
+                        });
+}
+
+template <storage T>
+void scale(Stream& stream, Matrix<T> out, Matrix<const std::type_identity_t<T>> x, float factor) {
   nn::detail::expects_shape("scale", "out", out, x.rows(), x.cols());
-  detail::for_each_index(stream, "scale", out.size(), detail::Scale{out.data(), x.data(), factor});
+  detail::map<1>(stream, "scale", out.size(), out.data(), x.data(), x.data(),
+                 detail::Times{factor});
 }
 
-MEGA_LAUNCHES void bias_add(Stream& stream, Matrix<float> out, Matrix<const float> x,
-                            Vector<const float> bias) {
+template <storage T>
+void bias_add(Stream& stream, Matrix<T> out, Matrix<const std::type_identity_t<T>> x,
+              Vector<const std::type_identity_t<T>> bias) {
   nn::detail::expects_shape("bias_add", "out", out, x.rows(), x.cols());
   nn::detail::expects_size("bias_add", "bias", bias, x.cols());
-  detail::for_each_element(stream, "bias_add", x.rows(), x.cols(),
-                           detail::BiasAdd{out.data(), x.data(), bias.data(), x.cols()});
+  const detail::BiasAdd<T> body{out.data(), x.data(), bias.data(), x.cols()};
+  detail::with_width<T>(detail::all_packs_fit(x.cols(), body.out, body.x, body.bias),
+                        [&]<int W>(std::integral_constant<int, W>) {
+                          detail::for_each_pack<W>(stream, "bias_add", x.rows(), x.cols(), body);
+                        });
 }
 
-MEGA_LAUNCHES void bias_gradient(Stream& stream, Vector<float> dbias, Matrix<const float> dout) {
+/// @tparam E  element of dout: a storage, const or not
+template <class E>
+requires storage<std::remove_const_t<E>>
+void bias_gradient(Stream& stream, Vector<float> dbias, Matrix<E> dout) {
+  using T = std::remove_const_t<E>;
   nn::detail::expects_size("bias_gradient", "dbias", dbias, dout.cols());
-  detail::add_column_sums(stream, "bias_gradient", detail::ColumnTargets<1>{{dbias.data()}},
-                          dout.rows(), dout.cols(), detail::RowTerms{dout.data(), dout.cols()});
+  const detail::RowTerms<T> terms{dout.data(), dout.cols()};
+  detail::with_width<T>(detail::packs_fit(terms.dout, dout.cols()),
+                        [&]<int W>(std::integral_constant<int, W>) {
+                          detail::add_column_sums<W>(stream, "bias_gradient",
+                                                     detail::ColumnTargets<1>{{dbias.data()}},
+                                                     dout.rows(), dout.cols(), terms);
+                        });
 }
 
-MEGA_LAUNCHES void gelu_tanh_forward(Stream& stream, Matrix<float> out, Matrix<const float> x) {
+template <storage T>
+void gelu_tanh_forward(Stream& stream, Matrix<T> out, Matrix<const std::type_identity_t<T>> x) {
   nn::detail::expects_shape("gelu_tanh_forward", "out", out, x.rows(), x.cols());
-  detail::for_each_index(stream, "gelu_tanh_forward", out.size(),
-                         detail::GeluForward{out.data(), x.data()});
+  detail::map<1>(stream, "gelu_tanh_forward", out.size(), out.data(), x.data(), x.data(),
+                 detail::GeluForward<T>{});
 }
 
-MEGA_LAUNCHES void gelu_tanh_backward(Stream& stream, Matrix<float> dx, Matrix<const float> dout,
-                                      Matrix<const float> x) {
+template <storage T>
+void gelu_tanh_backward(Stream& stream, Matrix<T> dx, Matrix<const std::type_identity_t<T>> dout,
+                        Matrix<const std::type_identity_t<T>> x) {
   nn::detail::expects_shape("gelu_tanh_backward", "dx", dx, x.rows(), x.cols());
   nn::detail::expects_shape("gelu_tanh_backward", "dout", dout, x.rows(), x.cols());
-  detail::for_each_index(stream, "gelu_tanh_backward", dx.size(),
-                         detail::GeluBackward{dx.data(), dout.data(), x.data()});
+  detail::map<2>(stream, "gelu_tanh_backward", dx.size(), dx.data(), dout.data(), x.data(),
+                 detail::GeluBackward<T>{});
 }
 
-MEGA_LAUNCHES void swiglu_forward(Stream& stream, Matrix<float> out, Matrix<const float> x) {
+/// As gelu_tanh_backward(), and dbias += column sums of dx as stored, in the same pass over memory.
+/// dx may be dout or x.
+template <storage T>
+void gelu_tanh_backward_bias(Stream& stream, Matrix<T> dx, Vector<float> dbias,
+                             Matrix<const std::type_identity_t<T>> dout,
+                             Matrix<const std::type_identity_t<T>> x) {
+  constexpr auto op = "gelu_tanh_backward_bias";
+  nn::detail::expects_shape(op, "dx", dx, x.rows(), x.cols());
+  nn::detail::expects_shape(op, "dout", dout, x.rows(), x.cols());
+  nn::detail::expects_size(op, "dbias", dbias, x.cols());
+  const detail::GeluBackwardTerms<T> terms{dx.data(), dout.data(), x.data(), x.cols()};
+  detail::with_width<T>(
+      detail::all_packs_fit(x.cols(), terms.dout, terms.x) && detail::packs_fit(terms.dx, x.cols()),
+      [&]<int W>(std::integral_constant<int, W>) {
+        detail::add_column_sums<W>(stream, op, detail::ColumnTargets<1>{{dbias.data()}}, x.rows(),
+                                   x.cols(), terms);
+      });
+}
+
+template <storage T>
+void swiglu_forward(Stream& stream, Matrix<T> out, Matrix<const std::type_identity_t<T>> x) {
   nn::detail::expects_shape("swiglu_forward", "x", x, out.rows(), 2 * out.cols());
-  detail::for_each_element(stream, "swiglu_forward", out.rows(), out.cols(),
-                           detail::SwigluForward{out.data(), x.data(), out.cols()});
+  const detail::SwigluForward<T> body{out.data(), x.data(), out.cols()};
+  detail::with_width<T>(detail::all_packs_fit(out.cols(), body.out, body.x),
+                        [&]<int W>(std::integral_constant<int, W>) {
+                          detail::for_each_pack<W>(stream, "swiglu_forward", out.rows(), out.cols(),
+                                                   body);
+                        });
 }
 
-MEGA_LAUNCHES void swiglu_backward(Stream& stream, Matrix<float> dx, Matrix<const float> dout,
-                                   Matrix<const float> x) {
+template <storage T>
+void swiglu_backward(Stream& stream, Matrix<T> dx, Matrix<const std::type_identity_t<T>> dout,
+                     Matrix<const std::type_identity_t<T>> x) {
   nn::detail::expects_shape("swiglu_backward", "x", x, dout.rows(), 2 * dout.cols());
   nn::detail::expects_shape("swiglu_backward", "dx", dx, dout.rows(), 2 * dout.cols());
-  detail::for_each_element(stream, "swiglu_backward", dout.rows(), dout.cols(),
-                           detail::SwigluBackward{dx.data(), dout.data(), x.data(), dout.cols()});
+  const detail::SwigluBackward<T> body{dx.data(), dout.data(), x.data(), dout.cols()};
+  detail::with_width<T>(detail::all_packs_fit(dout.cols(), body.dx, body.dout, body.x),
+                        [&]<int W>(std::integral_constant<int, W>) {
+                          detail::for_each_pack<W>(stream, "swiglu_backward", dout.rows(),
+                                                   dout.cols(), body);
+                        });
 }
 
-MEGA_LAUNCHES void dropout_forward(Stream& stream, Matrix<float> out, Matrix<const float> x,
-                                   float probability, RandomKey key, nn::GlobalBlock block) {
-  nn::detail::expects_shape("dropout_forward", "out", out, x.rows(), x.cols());
-  expects(probability >= 0.0F && probability < 1.0F, ErrorCode::logic, [&] {
-    return sentence("dropout_forward: probability is ", probability, ", it must be in [0, 1)");
-  });
+template <storage T>
+void dropout_forward(Stream& stream, Matrix<T> out, Matrix<const std::type_identity_t<T>> x,
+                     float probability, RandomKey key, nn::GlobalBlock block) {
+  constexpr auto op = "dropout_forward";
+  nn::detail::expects_shape(op, "out", out, x.rows(), x.cols());
+  expects(probability >= 0.0F && probability < 1.0F, ErrorCode::logic,
+          [&] { return sentence(op, ": probability is ", probability, ", it must be in [0, 1)"); });
   expects(block.row_stride >= block.first_column + x.cols() || x.rows() <= 1, ErrorCode::logic,
           [&] {
-            return sentence("dropout_forward: row stride ", block.row_stride, " is less than ",
+            return sentence(op, ": row stride ", block.row_stride, " is less than ",
                             block.first_column + x.cols(), ", the end of the block's columns");
           });
   if (probability == 0.0F) {
@@ -212,14 +280,19 @@ MEGA_LAUNCHES void dropout_forward(Stream& stream, Matrix<float> out, Matrix<con
     return;
   }
   if (x.empty()) return;
-  // A row that begins inside of a Philox block touches one block more.
-  detail::for_each_element(
-      stream, "dropout_forward", x.rows(), detail::ceil_div(x.cols(), 4) + 1,
-      detail::Dropout{out.data(), x.data(), x.cols(), probability, key, block});
+  const detail::Dropout<T> body{out.data(), x.data(), x.cols(), probability, key, block};
+  if (block.element(0, 0) % 4 == 0 && block.row_stride % 4 == 0 && x.cols() % 4 == 0 &&
+      detail::all_packs_fit(Index{0}, body.out, body.x)) {
+    detail::for_each_pack<4>(stream, op, x.rows(), x.cols(), body);
+  } else {
+    // A row that begins inside of a Philox block touches one block more.
+    detail::for_each_element(stream, op, x.rows(), detail::ceil_div(x.cols(), 4) + 1, body);
+  }
 }
 
-MEGA_LAUNCHES void dropout_backward(Stream& stream, Matrix<float> dx, Matrix<const float> dout,
-                                    float probability, RandomKey key, nn::GlobalBlock block) {
+template <storage T>
+void dropout_backward(Stream& stream, Matrix<T> dx, Matrix<const std::type_identity_t<T>> dout,
+                      float probability, RandomKey key, nn::GlobalBlock block) {
   cuda::dropout_forward(stream, dx, dout, probability, key, block);
 }
 

@@ -56,6 +56,27 @@ void add(S& stream, Matrix<float> out, Matrix<const float> a, Matrix<const float
   });
 }
 
+/// y = x + (branch + branch_bias): the residual connection of a branch that ends with a bias, with
+/// the bits of bias_add() and add(). branch_bias may be empty. y may be x or branch.
+template <host::host_stream S>
+void add_branch(S& stream, Matrix<float> y, Matrix<const float> x, Matrix<const float> branch,
+                Vector<const float> branch_bias) {
+  if (branch_bias.empty()) return add(stream, y, x, branch);
+  detail::expects_shape("add_branch", "y", y, x.rows(), x.cols());
+  detail::expects_shape("add_branch", "branch", branch, x.rows(), x.cols());
+  detail::expects_size("add_branch", "branch_bias", branch_bias, x.cols());
+  stream.run([=] {
+    const Index cols = x.cols();
+    float* const to = y.data();
+    const float* const in = x.data();
+    const float* const added = branch.data();
+    const float* const b = branch_bias.data();
+    detail::for_each_element(x.rows(), cols, [=](Index r, Index c) {
+      to[r * cols + c] = in[r * cols + c] + (added[r * cols + c] + b[c]);
+    });
+  });
+}
+
 /// out = factor * x
 template <host::host_stream S>
 void scale(S& stream, Matrix<float> out, Matrix<const float> x, float factor) {
@@ -128,6 +149,16 @@ void gelu_tanh_backward(S& stream, Matrix<float> dx, Matrix<const float> dout,
       to[r * cols + c] = dy[r * cols + c] * (gate + v * gate * complement * inner);
     });
   });
+}
+
+/// gelu_tanh_backward(), then bias_gradient() of dx: dbias is of the bias that x ends with. dx may
+/// be dout or x.
+template <host::host_stream S>
+void gelu_tanh_backward_bias(S& stream, Matrix<float> dx, Vector<float> dbias,
+                             Matrix<const float> dout, Matrix<const float> x) {
+  detail::expects_size("gelu_tanh_backward_bias", "dbias", dbias, x.cols());
+  gelu_tanh_backward(stream, dx, dout, x);
+  bias_gradient(stream, dbias, dx);
 }
 
 /// out = silu(gate) * up with x = [gate | up], [rows, 2 f], and out [rows, f].

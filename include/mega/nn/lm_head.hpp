@@ -7,6 +7,8 @@
 #include <mega/core/view.hpp>
 #include <mega/nn/copy_columns.hpp>
 #include <mega/nn/cross_entropy.hpp>
+#include <mega/nn/fused_cross_entropy.hpp>
+#include <mega/nn/kernels.hpp>
 #include <mega/nn/loss_sum.hpp>
 #include <mega/nn/tensor_parallel.hpp>
 #include <mega/nn/token_embedding.hpp>
@@ -20,8 +22,11 @@
 namespace mega::inline v0::nn {
 
 /// Memory of the loss grows with loss_rows * vocabulary / tensor degree, not with the micro-batch.
-template <class Spec, class Product>
+template <class Spec, class Kernels>
 class LmHead {
+  using T = typename Kernels::element;
+  using Product = Linear<typename Kernels::product>;
+
  public:
   static constexpr std::string_view weight_name = "head.weight";
 
@@ -37,32 +42,32 @@ class LmHead {
                                  const Visit& visit) {
     Parameter p = vocab_parallel_table(std::string(weight_name), config.vocab, config.hidden,
                                        {Init::Kind::normal, config.init_deviation});
-    if (config.tied_head) p.tied_to = TokenEmbedding<Spec>::token_name;
+    if (config.tied_head) p.tied_to = token_embedding_name;
     visit(p, self.weight_);
   }
 
   /// Memory of one call of loss() or logits().
   struct Scratch {
-    Matrix<float> whole;      ///< [rows, hidden], where rows are divided
-    Matrix<float> logits;     ///< [block rows, padded vocabulary of the rank]
+    Matrix<T> whole;          ///< [rows, hidden], where rows are divided
+    Matrix<T> logits;         ///< [block rows, padded vocabulary of the rank]
     Vector<float> row_max;    ///< [block rows]
     Vector<float> sums;       ///< [2 * block rows]: of exponentials, then the targets' logits
     Vector<float> row_loss;   ///< [block rows]
     Vector<double> partials;  ///< loss of each block
-    Vector<float> gathered;   ///< the ranks' logits of a block, for logits() only
+    Vector<T> gathered;       ///< the ranks' logits of a block, for logits() only
   };
   template <class Region>
   [[nodiscard]] Scratch make_scratch(Arena& arena, const Region& region, bool for_loss) const {
     Scratch s;
-    if (region.divides_rows()) s.whole = arena.take<float>(region.rows(), hidden_);
-    s.logits = arena.take<float>(block_rows_, range_.padded);
+    if (region.divides_rows()) s.whole = arena.take<T>(region.rows(), hidden_);
+    s.logits = arena.take<T>(block_rows_, range_.padded);
     if (for_loss) {
       s.row_max = arena.take<float>(block_rows_);
       s.sums = arena.take<float>(2 * block_rows_);
       s.row_loss = arena.take<float>(block_rows_);
       s.partials = arena.take<double>((region.rows() + block_rows_ - 1) / block_rows_);
     } else {
-      s.gathered = arena.take<float>(block_rows_ * range_.padded * region.degree());
+      s.gathered = arena.take<T>(block_rows_ * range_.padded * region.degree());
     }
     return s;
   }
@@ -71,11 +76,11 @@ class LmHead {
   /// gradient of the scaled sum, and the weight's gradient is added to its accumulator.
   /// @cost  3 products of rows x hidden x vocabulary / degree, 1 of them in evaluation
   template <class Ctx, class Region>
-  void loss(Ctx& ctx, const Region& region, Matrix<float> hidden,
+  void loss(Ctx& ctx, const Region& region, Matrix<T> hidden,
             Matrix<const std::int32_t> targets) const {
     const auto span = ctx.span("head");
     const Scratch s = make_scratch(ctx.arena, region, true);
-    Matrix<float> rows = hidden;
+    Matrix<T> rows = hidden;
     if (region.divides_rows()) {
       region.gather(ctx.stream, s.whole, hidden);
       rows = s.whole;
@@ -83,44 +88,51 @@ class LmHead {
     const Vector<const std::int32_t> ids = targets.flat();
     for (Index first = 0, block = 0; first < rows.rows(); first += block_rows_, ++block) {
       const Index count = std::min(block_rows_, rows.rows() - first);
-      const Matrix<float> x = rows.slice(first, count);
-      const Matrix<float> logits = s.logits.slice(0, count);
-      Linear<Product>::forward(ctx.stream, logits, x, weight_.value);
-      block_loss(ctx, region, s, logits, ids.slice(first, count), s.partials.slice(block, 1));
-      if (!ctx.training()) continue;
-      cross_entropy_backward(ctx.stream, logits, logits, ids.slice(first, count),
-                             s.row_max.slice(0, count), s.sums.slice(0, count), shard(),
-                             Vector<const float>(ctx.loss_scale, 1));
-      Linear<Product>::backward_weight(ctx.stream, weight_.gradient, logits, x);
-      Linear<Product>::backward_input(ctx.stream, x, logits, weight_.value);
+      const Matrix<T> x = rows.slice(first, count);
+      const Matrix<T> logits = s.logits.slice(0, count);
+      Product::forward(ctx.stream, logits, x, weight_.value);
+      const Vector<const std::int32_t> wanted = ids.slice(first, count);
+      const Vector<double> loss_of_block = s.partials.slice(block, 1);
+      const Vector<const float> scale(ctx.loss_scale, 1);
+      if (ctx.training() && region.degree() == 1) {
+        fused_cross_entropy(ctx.stream, logits, loss_of_block, s.row_loss.slice(0, count), wanted,
+                            range_.valid, scale);
+      } else {
+        block_loss(ctx, region, s, logits, wanted, loss_of_block);
+        if (!ctx.training()) continue;
+        cross_entropy_backward(ctx.stream, logits, Matrix<const T>(logits), wanted,
+                               s.row_max.slice(0, count), s.sums.slice(0, count), shard(), scale);
+      }
+      Product::backward_weight(ctx.stream, weight_.gradient, logits, x);
+      Product::backward_input(ctx.stream, x, logits, weight_.value);
     }
     add_loss_parts(ctx.stream, Vector<double>(ctx.loss_sum, 1), s.partials);
     if (!ctx.training()) return;
-    const Matrix<float> dhidden = region.reduce(ctx.stream, rows);
-    if (region.divides_rows()) copy(ctx.stream, hidden, Matrix<const float>(dhidden));
+    const Matrix<T> dhidden = region.reduce(ctx.stream, rows);
+    if (region.divides_rows()) copy(ctx.stream, hidden, Matrix<const T>(dhidden));
   }
 
   /// out [rows, vocab] of `hidden`, on every tensor rank, without padding. hidden holds this rank's
   /// rows where the region divides them, else any number of rows.
   /// @pre  out does not overlap hidden
   template <class Ctx, class Region>
-  void logits(Ctx& ctx, const Region& region, Matrix<const float> hidden, Matrix<float> out) const {
+  void logits(Ctx& ctx, const Region& region, Matrix<const T> hidden, Matrix<T> out) const {
     const auto span = ctx.span("logits");
     const Scratch s = make_scratch(ctx.arena, region, false);
-    const Matrix<const float> rows = region.gather(ctx.stream, s.whole, hidden);
+    const Matrix<const T> rows = region.gather(ctx.stream, s.whole, hidden);
     for (Index first = 0; first < rows.rows(); first += block_rows_) {
       const Index count = std::min(block_rows_, rows.rows() - first);
-      const Matrix<float> local = s.logits.slice(0, count);
-      const Matrix<float> to = out.slice(first, count);
-      Linear<Product>::forward(ctx.stream, local, rows.slice(first, count), weight_.value);
+      const Matrix<T> local = s.logits.slice(0, count);
+      const Matrix<T> to = out.slice(first, count);
+      Product::forward(ctx.stream, local, rows.slice(first, count), weight_.value);
       const Index piece = local.size();
       region.comm().all_gather(ctx.stream, s.gathered.slice(0, piece * region.degree()),
-                               Vector<const float>(local.flat()));
+                               Vector<const T>(local.flat()));
       for (int rank = 0; rank < region.degree(); ++rank) {
         const VocabRange range = VocabRange::of_rank(vocab_, rank, region.degree());
         if (range.valid == 0) continue;
         copy_columns(ctx.stream, to, range.first,
-                     Matrix<const float>(s.gathered.data() + rank * piece, count, range_.padded),
+                     Matrix<const T>(s.gathered.data() + rank * piece, count, range_.padded),
                      range.valid);
       }
     }
@@ -131,7 +143,7 @@ class LmHead {
 
   /// Loss of a block of rows; row_max and the sums of exponentials stay for the gradient.
   template <class Ctx, class Region>
-  void block_loss(Ctx& ctx, const Region& region, const Scratch& s, Matrix<const float> logits,
+  void block_loss(Ctx& ctx, const Region& region, const Scratch& s, Matrix<const T> logits,
                   Vector<const std::int32_t> targets, Vector<double> loss) const {
     const Index count = logits.rows();
     const Vector<float> row_max = s.row_max.slice(0, count);
@@ -145,7 +157,7 @@ class LmHead {
                        sums.slice(0, count), sums.slice(count, count));
   }
 
-  ParameterView<float> weight_;
+  ParameterView<T> weight_;
   VocabRange range_;
   Index hidden_;
   Index vocab_;

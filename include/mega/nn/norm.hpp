@@ -4,7 +4,9 @@
 #include <mega/core/view.hpp>
 #include <mega/host/stream.hpp>
 #include <mega/nn/detail/lanes.hpp>
+#include <mega/nn/detail/scratch.hpp>
 #include <mega/nn/detail/shape.hpp>
+#include <mega/nn/elementwise.hpp>
 
 #include <cmath>
 
@@ -158,6 +160,91 @@ void rms_norm_backward_weight(S& stream, Vector<float> dweight, Matrix<const flo
       return dy[r * cols + c] * (in[r * cols + c] * s[r]);
     });
   });
+}
+
+/// y = x + (branch + branch_bias), then layer_norm_forward() of y. branch_bias may be empty; y may
+/// be x, out neither x nor y.
+template <host::host_stream S>
+void add_layer_norm_forward(S& stream, Matrix<float> y, Matrix<float> out, Vector<float> mean,
+                            Vector<float> rstd, Matrix<const float> x, Matrix<const float> branch,
+                            Vector<const float> branch_bias, Vector<const float> weight,
+                            Vector<const float> bias, float epsilon) {
+  add_branch(stream, y, x, branch, branch_bias);
+  layer_norm_forward(stream, out, mean, rstd, y, weight, bias, epsilon);
+}
+
+/// As add_layer_norm_forward(), with rms_norm_forward().
+template <host::host_stream S>
+void add_rms_norm_forward(S& stream, Matrix<float> y, Matrix<float> out, Vector<float> rstd,
+                          Matrix<const float> x, Matrix<const float> branch,
+                          Vector<const float> branch_bias, Vector<const float> weight,
+                          float epsilon) {
+  add_branch(stream, y, x, branch, branch_bias);
+  rms_norm_forward(stream, out, rstd, y, weight, epsilon);
+}
+
+namespace detail {
+
+/// dx = dy + dnormed, where gradient(stream, dnormed row, row number) makes dnormed; then
+/// dbranch_bias += column sums of dx. Empty dy and dbranch_bias are left out.
+template <host::host_stream S, class Gradient>
+void add_norm_gradient(S& stream, Matrix<float> dx, Matrix<const float> dy,
+                       Vector<float> dbranch_bias, Gradient gradient) {
+  stream.run([=] {
+    struct NormGradient {};
+    host::Stream now;
+    const Matrix<float> dnormed(scratch<NormGradient>(dx.cols()), 1, dx.cols());
+    for (Index r = 0; r < dx.rows(); ++r) {
+      if (dy.empty()) {
+        gradient(now, dx.slice(r, 1), r);
+      } else {
+        gradient(now, dnormed, r);
+        add(now, dx.slice(r, 1), dy.slice(r, 1), dnormed);
+      }
+    }
+  });
+  if (!dbranch_bias.empty()) bias_gradient(stream, dbranch_bias, dx);
+}
+
+}  // namespace detail
+
+/// layer_norm_backward_weight(), then dx = dy + what layer_norm_backward_input() gives, then, where
+/// dbranch_bias is not empty, bias_gradient() of dx: dbranch_bias is of the bias of the branch that
+/// x ends with. dy may be empty: then dx is the norm's gradient alone. dx may be dy or dout.
+template <host::host_stream S>
+void layer_norm_backward(S& stream, Matrix<float> dx, Vector<float> dweight, Vector<float> dbias,
+                         Matrix<const float> dy, Matrix<const float> dout, Matrix<const float> x,
+                         Vector<const float> weight, Vector<const float> mean,
+                         Vector<const float> rstd, Vector<float> dbranch_bias = {}) {
+  constexpr auto op = "layer_norm_backward";
+  detail::expects_shape(op, "dx", dx, x.rows(), x.cols());
+  detail::expects_size(op, "weight", weight, x.cols());
+  if (!dy.empty()) detail::expects_shape(op, "dy", dy, x.rows(), x.cols());
+  if (!dbranch_bias.empty()) detail::expects_size(op, "dbranch_bias", dbranch_bias, x.cols());
+  layer_norm_backward_weight(stream, dweight, dbias, dout, x, mean, rstd);
+  detail::add_norm_gradient(
+      stream, dx, dy, dbranch_bias, [=](host::Stream& now, Matrix<float> dnormed, Index r) {
+        layer_norm_backward_input(now, dnormed, dout.slice(r, 1), x.slice(r, 1), weight,
+                                  mean.slice(r, 1), rstd.slice(r, 1));
+      });
+}
+
+/// As layer_norm_backward(), with rms_norm_backward_weight() and rms_norm_backward_input().
+template <host::host_stream S>
+void rms_norm_backward(S& stream, Matrix<float> dx, Vector<float> dweight, Matrix<const float> dy,
+                       Matrix<const float> dout, Matrix<const float> x, Vector<const float> weight,
+                       Vector<const float> rstd, Vector<float> dbranch_bias = {}) {
+  constexpr auto op = "rms_norm_backward";
+  detail::expects_shape(op, "dx", dx, x.rows(), x.cols());
+  detail::expects_size(op, "weight", weight, x.cols());
+  if (!dy.empty()) detail::expects_shape(op, "dy", dy, x.rows(), x.cols());
+  if (!dbranch_bias.empty()) detail::expects_size(op, "dbranch_bias", dbranch_bias, x.cols());
+  rms_norm_backward_weight(stream, dweight, dout, x, rstd);
+  detail::add_norm_gradient(stream, dx, dy, dbranch_bias,
+                            [=](host::Stream& now, Matrix<float> dnormed, Index r) {
+                              rms_norm_backward_input(now, dnormed, dout.slice(r, 1), x.slice(r, 1),
+                                                      weight, rstd.slice(r, 1));
+                            });
 }
 
 }  // namespace mega::inline v0::nn

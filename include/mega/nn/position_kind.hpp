@@ -29,10 +29,10 @@ struct LearnedPosition {
   [[nodiscard]] static Index frequencies(const TransformerConfig&) noexcept { return 0; }
   template <class S>
   static void prepare(S&, Vector<float>, const RopeConfig&) noexcept {}
-  template <class S>
-  static void rotate(S&, Matrix<float>, Vector<const float>, const AttentionShape&) noexcept {}
-  template <class S>
-  static void rotate_back(S&, Matrix<float>, Vector<const float>, const AttentionShape&) noexcept {}
+  template <class S, class T>
+  static void rotate(S&, Matrix<T>, Vector<const float>, const AttentionShape&) noexcept {}
+  template <class S, class T>
+  static void rotate_back(S&, Matrix<T>, Vector<const float>, const AttentionShape&) noexcept {}
 };
 
 struct RotaryPosition {
@@ -52,13 +52,13 @@ struct RotaryPosition {
   static void prepare(S& stream, Vector<float> frequencies, const RopeConfig& rope) {
     rope_frequencies(stream, frequencies, rope.theta, rope.scaling);
   }
-  template <class S>
-  static void rotate(S& stream, Matrix<float> qkv, Vector<const float> frequencies,
+  template <class S, class T>
+  static void rotate(S& stream, Matrix<T> qkv, Vector<const float> frequencies,
                      const AttentionShape& shape) {
     rope_forward(stream, qkv, frequencies, shape, Index{0});
   }
-  template <class S>
-  static void rotate_back(S& stream, Matrix<float> dqkv, Vector<const float> frequencies,
+  template <class S, class T>
+  static void rotate_back(S& stream, Matrix<T> dqkv, Vector<const float> frequencies,
                           const AttentionShape& shape) {
     rope_backward(stream, dqkv, frequencies, shape, Index{0});
   }

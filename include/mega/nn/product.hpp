@@ -15,12 +15,22 @@ namespace mega::inline v0::nn {
 enum class Transpose : std::uint8_t { no, yes };
 
 /// P::gemm(stream, trans_a, trans_b, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc) queues
-/// C = alpha * op(A) op(B) + beta * C with op(A) m x k, op(B) k x n, C m x n, all row-major fp32.
+/// C = alpha * op(A) op(B) + beta * C with op(A) m x k, op(B) k x n, C m x n, all row-major. A and
+/// B hold P::element; C holds that or, as accumulator of gradients, float. Sums are fp32.
 /// @law  beta == 0 overwrites C whatever it held; k == 0 scales C by beta.
 template <class P, class Stream>
 concept matrix_product = requires(Stream& stream, Transpose trans, Index n, float factor,
-                                  const float* in, float* out) {
+                                  const typename P::element* in, typename P::element* out,
+                                  float* sums) {
   P::gemm(stream, trans, trans, n, n, n, factor, in, n, in, n, factor, out, n);
+  P::gemm(stream, trans, trans, n, n, n, factor, in, n, in, n, factor, sums, n);
+};
+
+/// Optional: C = op(A) op(B) + bias in each row, in one call.
+template <class P, class Stream>
+concept fuses_bias = requires(Stream& stream, Transpose trans, Index n,
+                              const typename P::element* in, typename P::element* out) {
+  P::gemm_bias(stream, trans, trans, n, n, n, in, n, in, n, in, out, n);
 };
 
 namespace detail {
@@ -220,6 +230,7 @@ void multiply(const GemmArguments& g) {
 ///               and the vector width of the processor, not on m, n or its place in the tiles
 /// @cost         2 m n k operations; packing buffers of at most 2.3 MB a thread, grown once
 struct PortableProduct {
+  using element = float;
   static constexpr std::string_view name = "portable";
 
   /// @pre   C overlaps neither A nor B; lda, ldb, ldc are at least the stored row lengths

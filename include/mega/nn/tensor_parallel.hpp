@@ -6,10 +6,12 @@
 #include <mega/comm/concepts.hpp>
 #include <mega/core/parameter.hpp>
 #include <mega/core/view.hpp>
+#include <mega/nn/elementwise.hpp>
 #include <mega/nn/product.hpp>
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -100,19 +102,20 @@ class TensorRegion {
   }
 
   /// All rows: `part` itself where it has them, else gathered into `whole`. part may be own(whole).
-  template <class S>
-  Matrix<const float> gather(S& stream, Matrix<float> whole, Matrix<const float> part) const {
+  template <class S, class T>
+  Matrix<const T> gather(S& stream, Matrix<T> whole,
+                         Matrix<const std::type_identity_t<T>> part) const {
     if (!divides_rows_) return part;
     comm_->all_gather(stream, whole.flat(), part.flat());
     return whole;
   }
 
   /// Own rows of the sum over the ranks of `partial`, in its memory.
-  template <class S>
-  Matrix<float> reduce(S& stream, Matrix<float> partial) const {
-    const Matrix<float> mine = own(partial);
+  template <class S, class T>
+  Matrix<T> reduce(S& stream, Matrix<T> partial) const {
+    const Matrix<T> mine = own(partial);
     if (divides_rows_) {
-      comm_->reduce_scatter(stream, mine.flat(), Vector<const float>(partial.flat()),
+      comm_->reduce_scatter(stream, mine.flat(), Vector<const T>(partial.flat()),
                             comm::Reduce::sum);
     } else {
       comm_->all_reduce(stream, partial.flat(), comm::Reduce::sum);
@@ -130,23 +133,39 @@ class TensorRegion {
 /// activations. All are ordered on `stream`.
 template <class Product>
 struct Linear {
+  using T = typename Product::element;
+
   /// y = x W^T
   template <class S>
-  static void forward(S& stream, Matrix<float> y, Matrix<const float> x, Vector<const float> w) {
+  static void forward(S& stream, Matrix<T> y, Matrix<const T> x, Vector<const T> w) {
     Product::gemm(stream, Transpose::no, Transpose::yes, y.rows(), y.cols(), x.cols(), 1.0F,
                   x.data(), x.cols(), w.data(), x.cols(), 0.0F, y.data(), y.cols());
   }
+  /// y = x W^T + bias; an empty bias is none.
+  template <class S>
+  static void forward(S& stream, Matrix<T> y, Matrix<const T> x, Vector<const T> w,
+                      Vector<const T> bias) {
+    if (bias.empty()) return forward(stream, y, x, w);
+    if constexpr (fuses_bias<Product, S>) {
+      // Products with something behind the sum ask for rows of whole 16 bytes.
+      constexpr Index unit = 16 / sizeof(T);
+      if (x.cols() % unit == 0 && y.cols() % unit == 0)
+        return Product::gemm_bias(stream, Transpose::no, Transpose::yes, y.rows(), y.cols(),
+                                  x.cols(), x.data(), x.cols(), w.data(), x.cols(), bias.data(),
+                                  y.data(), y.cols());
+    }
+    forward(stream, y, x, w);
+    bias_add(stream, y, Matrix<const T>(y), bias);
+  }
   /// dx = dy W
   template <class S>
-  static void backward_input(S& stream, Matrix<float> dx, Matrix<const float> dy,
-                             Vector<const float> w) {
+  static void backward_input(S& stream, Matrix<T> dx, Matrix<const T> dy, Vector<const T> w) {
     Product::gemm(stream, Transpose::no, Transpose::no, dx.rows(), dx.cols(), dy.cols(), 1.0F,
                   dy.data(), dy.cols(), w.data(), dx.cols(), 0.0F, dx.data(), dx.cols());
   }
   /// dw += dy^T x
   template <class S>
-  static void backward_weight(S& stream, Vector<float> dw, Matrix<const float> dy,
-                              Matrix<const float> x) {
+  static void backward_weight(S& stream, Vector<float> dw, Matrix<const T> dy, Matrix<const T> x) {
     Product::gemm(stream, Transpose::yes, Transpose::no, dy.cols(), x.cols(), x.rows(), 1.0F,
                   dy.data(), dy.cols(), x.data(), x.cols(), 1.0F, dw.data(), x.cols());
   }

@@ -15,13 +15,16 @@
 
 namespace mega::inline v0::nn {
 
+/// The parameter that a tied head shares.
+inline constexpr std::string_view token_embedding_name = "embedding.token.weight";
+
 /// Rows of the table are divided between the tensor ranks; out and dout are [own rows, hidden].
-template <class Spec>
+template <class Spec, class T>
 class TokenEmbedding {
   using Position = typename Spec::position;
 
  public:
-  static constexpr std::string_view token_name = "embedding.token.weight";
+  static constexpr std::string_view token_name = token_embedding_name;
   static constexpr std::string_view position_name = "embedding.position.weight";
 
   TokenEmbedding(const TransformerConfig& config, const TransformerRun& run, int tensor_rank,
@@ -49,14 +52,14 @@ class TokenEmbedding {
 
   /// @param whole  [rows, hidden], overwritten
   template <class Ctx, class Region>
-  void forward(Ctx& ctx, const Region& region, Matrix<float> out, Matrix<const std::int32_t> tokens,
-               Matrix<float> whole) const {
+  void forward(Ctx& ctx, const Region& region, Matrix<T> out, Matrix<const std::int32_t> tokens,
+               Matrix<T> whole) const {
     const auto span = ctx.span("embedding");
     embedding_forward(ctx.stream, whole, tokens.flat(), token_table(tokens_.value), range_.first);
-    const Matrix<float> sum = region.reduce(ctx.stream, whole);
+    const Matrix<T> sum = region.reduce(ctx.stream, whole);
     if constexpr (Position::has_table) {
       for_each_run(region, [&](Index row, Index rows, Index time, Index first_position) {
-        const Matrix<float> part = sum.slice(row, rows);
+        const Matrix<T> part = sum.slice(row, rows);
         position_embedding_forward(ctx.stream, part, part, position_table(table_.value), time,
                                    first_position);
       });
@@ -66,8 +69,8 @@ class TokenEmbedding {
 
   /// Adds to the gradients of the tables. @param dout  overwritten  @param whole  as in forward()
   template <class Ctx, class Region>
-  void backward(Ctx& ctx, const Region& region, Matrix<float> dout,
-                Matrix<const std::int32_t> tokens, Matrix<float> whole) const {
+  void backward(Ctx& ctx, const Region& region, Matrix<T> dout, Matrix<const std::int32_t> tokens,
+                Matrix<T> whole) const {
     const auto span = ctx.span("embedding");
     dropout_backward(ctx.stream, dout, dout, probability(ctx), random(ctx), place(ctx, region));
     if constexpr (Position::has_table) {
@@ -81,12 +84,12 @@ class TokenEmbedding {
   }
 
  private:
-  template <class T>
-  [[nodiscard]] Matrix<T> token_table(Vector<T> values) const noexcept {
+  template <class U>
+  [[nodiscard]] Matrix<U> token_table(Vector<U> values) const noexcept {
     return {values.data(), range_.padded, hidden_};
   }
-  template <class T>
-  [[nodiscard]] Matrix<T> position_table(Vector<T> values) const noexcept {
+  template <class U>
+  [[nodiscard]] Matrix<U> position_table(Vector<U> values) const noexcept {
     return {values.data(), positions_, hidden_};
   }
 
@@ -118,7 +121,7 @@ class TokenEmbedding {
     return {ctx.first_sample * sequence_ + region.first_row(), hidden_, 0};
   }
 
-  ParameterView<float> tokens_, table_;
+  ParameterView<T> tokens_, table_;
   VocabRange range_;
   Index hidden_;
   Index positions_;

@@ -13,15 +13,21 @@
 namespace mega::inline v0::nn {
 
 /// Activations [own rows, hidden] of the residual stream enter and leave; see ResidualBlock.
-template <class Spec, class Product>
+template <class Spec, class Kernels>
 class TransformerLayer {
-  using Attention = ResidualBlock<Spec, AttentionCore<typename Spec::position>, Product>;
-  using Mlp = ResidualBlock<Spec, MlpCore<typename Spec::activation>, Product>;
+  using T = typename Kernels::element;
+  using Attention =
+      ResidualBlock<Spec, AttentionCore<typename Spec::position, typename Kernels::attention>,
+                    Kernels>;
+  using Mlp = ResidualBlock<Spec, MlpCore<typename Spec::activation>, Kernels>;
+  using Scratch = BlockScratch<T>;
 
  public:
+  using Entry = NormEntry<typename Spec::norm, T>;
+
   struct Saved {
     typename Attention::Saved attention;
-    Matrix<float> middle;  ///< of the residual stream, between the blocks
+    Matrix<T> middle;  ///< of the residual stream, between the blocks
     typename Mlp::Saved mlp;
   };
   struct Gradients {
@@ -46,12 +52,13 @@ class TransformerLayer {
   [[nodiscard]] Saved make_saved(Arena& arena, const Region& region, Index hidden,
                                  bool selective) const {
     return {attention_.make_saved(arena, region, selective),
-            arena.take<float>(region.own_rows(), hidden),
-            mlp_.make_saved(arena, region, selective)};
+            arena.take<T>(region.own_rows(), hidden), mlp_.make_saved(arena, region, selective)};
   }
+  /// @param outlives  backward_weight() comes by itself, after the gradients moved on
   template <class Region>
-  [[nodiscard]] Gradients make_gradients(Arena& arena, const Region& region) const {
-    return {attention_.make_gradients(arena, region), mlp_.make_gradients(arena, region)};
+  [[nodiscard]] Gradients make_gradients(Arena& arena, const Region& region, bool outlives) const {
+    return {attention_.make_gradients(arena, region, outlives),
+            mlp_.make_gradients(arena, region, outlives)};
   }
   /// Widths that BlockScratch::core_out and dcore_out need.
   [[nodiscard]] Index recomputable_width() const noexcept { return mlp_.core().out_width(); }
@@ -59,41 +66,80 @@ class TransformerLayer {
     return std::max(attention_.core().out_width(), mlp_.core().out_width());
   }
 
+  /// Where the layer's first norm goes, and doing it where no layer comes before.
+  template <class Region>
+  [[nodiscard]] Entry entry(const Region& region, const Saved& saved,
+                            const Scratch& scratch) const noexcept {
+    return attention_.entry(region, saved.attention, scratch);
+  }
   template <class Ctx, class Region>
-  void forward(Ctx& ctx, const Region& region, Matrix<const float> x, Matrix<float> y,
-               const Saved& saved, const BlockScratch& scratch, Pass pass) const {
-    attention_.forward(ctx, region, x, saved.middle, saved.attention, scratch, pass);
-    mlp_.forward(ctx, region, saved.middle, y, saved.mlp, scratch, pass);
-    expose(ctx, exposed_, y, pass);
+  void enter(Ctx& ctx, const Region& region, Matrix<const T> x, const Saved& saved,
+             const Scratch& scratch) const {
+    attention_.enter(ctx, region, x, saved.attention, scratch);
+  }
+
+  /// @pre   the layer's first norm is there   @param next  the norm behind the layer, if any
+  template <class Ctx, class Region>
+  void forward(Ctx& ctx, const Region& region, Matrix<const T> x, Matrix<T> y, const Saved& saved,
+               const Scratch& scratch, Pass pass, const Entry* next) const {
+    to_middle(ctx, region, x, saved, scratch, pass);
+    mlp_.forward(ctx, region, saved.middle, y, saved.mlp, scratch, pass, next, exposed_);
   }
 
   /// Computes again what saved holds, of which only x is known. Nothing follows from the output of
   /// the last product, so it is not made.
   template <class Ctx, class Region>
-  void recompute(Ctx& ctx, const Region& region, Matrix<const float> x, const Saved& saved,
-                 const BlockScratch& scratch) const {
-    attention_.forward(ctx, region, x, saved.middle, saved.attention, scratch, Pass::again);
-    mlp_.forward_to_core(ctx, region, saved.middle, saved.mlp, scratch, Pass::again);
+  void recompute(Ctx& ctx, const Region& region, Matrix<const T> x, const Saved& saved,
+                 const Scratch& scratch) const {
+    enter(ctx, region, x, saved, scratch);
+    to_middle(ctx, region, x, saved, scratch, Pass::again);
+    mlp_.forward_to_core(ctx, region, saved.mlp, scratch, Pass::again);
   }
 
-  /// dx may be dy.
+  /// See ResidualBlock; here for the second block, whose dx is the first one's dy.
+  using Backward = typename Mlp::Backward;
+  [[nodiscard]] Vector<float> passing_gradient() const noexcept { return mlp_.passing_gradient(); }
+
   template <class Ctx, class Region>
-  void backward_input(Ctx& ctx, const Region& region, Matrix<const float> dy, Matrix<float> dx,
-                      Matrix<const float> x, const Saved& saved, const Gradients& gradients,
-                      const BlockScratch& scratch) const {
-    mlp_.backward_input(ctx, region, dy, dx, saved.middle, saved.mlp, gradients.mlp, scratch);
-    attention_.backward_input(ctx, region, dx, dx, x, saved.attention, gradients.attention,
+  void backward_input(Ctx& ctx, const Region& region, const Backward& b, const Saved& saved,
+                      const Gradients& gradients, const Scratch& scratch) const {
+    mlp_.backward_input(ctx, region, of_mlp(b, saved), saved.mlp, gradients.mlp, scratch);
+    attention_.backward_input(ctx, region, of_attention(b), saved.attention, gradients.attention,
                               scratch);
   }
 
+  /// @pre  gradients were made to outlive the gradients of the residual stream
   template <class Ctx, class Region>
-  void backward_weight(Ctx& ctx, const Region& region, Matrix<const float> x, const Saved& saved,
-                       const Gradients& gradients, const BlockScratch& scratch) const {
-    mlp_.backward_weight(ctx, region, saved.middle, saved.mlp, gradients.mlp, scratch);
-    attention_.backward_weight(ctx, region, x, saved.attention, gradients.attention, scratch);
+  void backward_weight(Ctx& ctx, const Region& region, Matrix<const T> x, const Saved& saved,
+                       const Gradients& gradients, const Scratch& scratch) const {
+    mlp_.backward_weight(ctx, region, {}, saved.middle, saved.mlp, gradients.mlp, scratch);
+    attention_.backward_weight(ctx, region, {}, x, saved.attention, gradients.attention, scratch);
+  }
+
+  template <class Ctx, class Region>
+  void backward(Ctx& ctx, const Region& region, const Backward& b, const Saved& saved,
+                const Gradients& gradients, const Scratch& scratch) const {
+    mlp_.backward(ctx, region, of_mlp(b, saved), saved.mlp, gradients.mlp, scratch);
+    attention_.backward(ctx, region, of_attention(b), saved.attention, gradients.attention,
+                        scratch);
   }
 
  private:
+  template <class Ctx, class Region>
+  void to_middle(Ctx& ctx, const Region& region, Matrix<const T> x, const Saved& saved,
+                 const Scratch& scratch, Pass pass) const {
+    const Entry middle = mlp_.entry(region, saved.mlp, scratch);
+    attention_.forward(ctx, region, x, saved.middle, saved.attention, scratch, pass, &middle, {});
+  }
+
+  [[nodiscard]] typename Mlp::Backward of_mlp(const Backward& b,
+                                              const Saved& saved) const noexcept {
+    return {b.dy, b.dx, saved.middle, b.behind_norm, attention_.passing_gradient()};
+  }
+  [[nodiscard]] typename Attention::Backward of_attention(const Backward& b) const noexcept {
+    return {b.dx, b.dx, b.x, true, b.before};
+  }
+
   Attention attention_;
   Mlp mlp_;
   std::string exposed_;

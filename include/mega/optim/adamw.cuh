@@ -1,24 +1,25 @@
 /// @file  AdamW over flat buffers, on a GPU. The host twins in optim/adamw.hpp say what each
 /// operation does.
 #pragma once
+#include <mega/core/bfloat16.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
+#include <mega/cuda/pack.cuh>
 #include <mega/cuda/reduce.cuh>
 #include <mega/cuda/stream.hpp>
 #include <mega/optim/adamw.hpp>
 
-#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace mega::inline v0::cuda {
 
 namespace detail {
 
-struct Accumulate {
-  float* inout;
-  const float* values;
-  __device__ void operator()(Index i) const { inout[i] += values[i]; }
+struct Rounded {
+  __device__ float operator()(float x) const { return x; }
 };
 
 struct Assign {
@@ -88,30 +89,223 @@ struct AdamWNumbers {
   float root;       ///< of the second moment's bias correction
 };
 
-/// A row of blocks of the grid for each segment.
-template <int Threads>
-MEGA_KERNEL void update_segments(float* values, float* first_moment, float* second_moment,
-                                 const float* gradient, const optim::Segment* segments, Index count,
-                                 const optim::UpdateControl* control, AdamWNumbers numbers) {
-  if (control->skip != 0) return;
-  const float scale = control->gradient_scale;
+template <storage T>
+struct AdamWBuffers {
+  T* values;  ///< rounded masters, where T is not float
+  float* master;
+  float* first_moment;
+  float* second_moment;
+  const float* gradient;
+};
+
+/// Elements of the flat buffers that one block updates.
+inline constexpr Index elements_of_update = 16384;
+inline constexpr int update_batch = 2;
+
+/// Updates [begin, end) by the whole block, in packs of W that begin at multiples of W.
+template <int W, storage T>
+__device__ void update_run(const AdamWBuffers<T>& at, Index begin, Index end, float keep,
+                           float scale, const AdamWNumbers& numbers) {
   const float b1 = numbers.beta1, b2 = numbers.beta2;
-  const Index step = static_cast<Index>(gridDim.x) * Threads;
-  for (Index s = blockIdx.y; s < count; s += gridDim.y) {
-    const optim::Segment run = segments[s];
-    const float keep = run.decay ? numbers.keep : 1.0F;
-    for (Index i = run.begin + static_cast<Index>(blockIdx.x) * Threads + threadIdx.x; i < run.end;
-         i += step) {
-      const float grad = gradient[i] * scale;
-      const float m = b1 * first_moment[i] + (1 - b1) * grad;
-      const float v = b2 * second_moment[i] + (1 - b2) * grad * grad;
-      first_moment[i] = m;
-      second_moment[i] = v;
-      values[i] =
-          values[i] * keep - numbers.step_size * m / (sqrtf(v) / numbers.root + numbers.epsilon);
+  const auto updated = [&](float w, float grad, float& m, float& v) {
+    grad *= scale;
+    m = b1 * m + (1 - b1) * grad;
+    v = b2 * v + (1 - b2) * grad * grad;
+    return w * keep - numbers.step_size * m / (sqrtf(v) / numbers.root + numbers.epsilon);
+  };
+  const Index stride = static_cast<Index>(block_threads) * W;
+  for (Index first = begin / W * W + static_cast<Index>(threadIdx.x) * W; first < end;
+       first += update_batch * stride) {
+    RawPack<float, W> w[update_batch], m[update_batch], v[update_batch], g[update_batch];
+#pragma unroll
+    for (int k = 0; k < update_batch; ++k) {
+      const Index i = first + k * stride;
+      if (i < begin || i + W > end) continue;
+      w[k] = load_raw<W>(at.master + i);
+      m[k] = load_raw<W>(at.first_moment + i);
+      v[k] = load_raw<W>(at.second_moment + i);
+      g[k] = load_raw<W>(at.gradient + i);
+    }
+#pragma unroll
+    for (int k = 0; k < update_batch; ++k) {
+      const Index i = first + k * stride;
+      if (i >= begin && i + W <= end) {
+        float weight[W], moment1[W], moment2[W], grad[W];
+        unpack(weight, w[k]);
+        unpack(moment1, m[k]);
+        unpack(moment2, v[k]);
+        unpack(grad, g[k]);
+#pragma unroll
+        for (int j = 0; j < W; ++j) weight[j] = updated(weight[j], grad[j], moment1[j], moment2[j]);
+        store_pack(at.master + i, weight);
+        store_pack(at.first_moment + i, moment1);
+        store_pack(at.second_moment + i, moment2);
+        if constexpr (!std::is_same_v<T, float>) store_pack(at.values + i, weight);
+      } else {  // a pack that the run has only a part of
+#pragma unroll 1
+        for (Index j = max(i, begin); j < min(i + W, end); ++j) {
+          const float weight =
+              updated(at.master[j], at.gradient[j], at.first_moment[j], at.second_moment[j]);
+          at.master[j] = weight;
+          if constexpr (!std::is_same_v<T, float>) at.values[j] = T(weight);
+        }
+      }
     }
   }
 }
+
+/// One block for each elements_of_update of the buffers. It looks at all segments, since they come
+/// in any order, and updates what of them lies in its range.
+template <int W, storage T>
+MEGA_KERNEL void __launch_bounds__(block_threads)
+    update_ranges(AdamWBuffers<T> at, Index size, const optim::Segment* segments, Index count,
+                  const optim::UpdateControl* control, AdamWNumbers numbers) {
+  __shared__ Index run_begin[block_threads], run_end[block_threads];
+  __shared__ float run_keep[block_threads];
+  __shared__ int runs;
+  if (control->skip != 0) return;
+  const float scale = control->gradient_scale;
+  const Index begin = blockIdx.x * elements_of_update;
+  const Index end = min(begin + elements_of_update, size);
+  for (Index base = 0; base < count; base += block_threads) {
+    __syncthreads();  // all have left the runs that were found before
+    if (threadIdx.x == 0) runs = 0;
+    __syncthreads();
+    if (base + threadIdx.x < count) {
+      const optim::Segment segment = segments[base + threadIdx.x];
+      const Index from = max(segment.begin, begin), to = min(segment.end, end);
+      if (from < to) {
+        // Elements are updated one by one, so the order of the runs does not matter.
+        const int run = atomicAdd(&runs, 1);
+        run_begin[run] = from;
+        run_end[run] = to;
+        run_keep[run] = segment.decay ? numbers.keep : 1.0F;
+      }
+    }
+    __syncthreads();
+    for (int run = 0; run < runs; ++run)
+      update_run<W>(at, run_begin[run], run_end[run], run_keep[run], scale, numbers);
+  }
+}
+
+template <storage T>
+void adamw_update(Stream& stream, const AdamWBuffers<T>& at, Index size,
+                  Vector<const optim::Segment> segments, Vector<const optim::UpdateControl> control,
+                  optim::AdamWOptions options, float learning_rate, std::int64_t step) {
+  const double correction1 =
+      1 - std::pow(static_cast<double>(options.beta1), static_cast<double>(step));
+  const double correction2 =
+      1 - std::pow(static_cast<double>(options.beta2), static_cast<double>(step));
+  const AdamWNumbers numbers{options.beta1,
+                             options.beta2,
+                             options.epsilon,
+                             1 - learning_rate * options.weight_decay,
+                             static_cast<float>(static_cast<double>(learning_rate) / correction1),
+                             static_cast<float>(std::sqrt(correction2))};
+  const bool packs =
+      all_packs_fit(Index{0}, at.values, at.master, at.first_moment, at.second_moment, at.gradient);
+  with_width<float>(packs, [&]<int W>(std::integral_constant<int, W>) {
+    launch(stream, "adamw_update", update_ranges<W, T>, grid_x(ceil_div(size, elements_of_update)),
+           block_threads, 0, at, size, segments.data(), segments.size(), control.data(), numbers);
+  });
+}
+
+/// Finds the piece of squares_of_block elements that a block adds: pieces count through the ranges
+/// in their order, and none crosses from one range into another. One partial sum a piece.
+template <int Threads>
+MEGA_KERNEL void __launch_bounds__(Threads)
+    add_squares_of_piece(double* partial, const float* values, const optim::SquareRange* ranges,
+                         Index count) {
+  constexpr int warps = Threads / warp_threads;
+  __shared__ Index of_warp[warps];
+  __shared__ Index piece_begin, piece_end;
+  const int lane = threadIdx.x % warp_threads, warp = threadIdx.x / warp_threads;
+  const Index piece = blockIdx.x;
+  Index before = 0;
+  for (Index base = 0; base < count && before <= piece; base += Threads) {
+    optim::SquareRange range{};
+    if (base + threadIdx.x < count) range = ranges[base + threadIdx.x];
+    const Index own = ceil_div(range.end - range.begin, squares_of_block);
+    Index sum = own;
+    for (int distance = 1; distance < warp_threads; distance *= 2) {
+      const Index lower = __shfl_up_sync(0xffffffffU, sum, distance);
+      if (lane >= distance) sum += lower;
+    }
+    if (lane == warp_threads - 1) of_warp[warp] = sum;
+    __syncthreads();
+    Index first = before + sum - own;
+    for (int w = 0; w < warps; ++w) {
+      if (w < warp) first += of_warp[w];
+      before += of_warp[w];
+    }
+    if (piece >= first && piece < first + own) {
+      piece_begin = range.begin + (piece - first) * squares_of_block;
+      piece_end = min(piece_begin + squares_of_block, range.end);
+    }
+    __syncthreads();
+  }
+  if (before <= piece) return;  // fewer pieces than the host allowed for
+  const Index begin = piece_begin, end = piece_end;
+  constexpr int width = pack_size<float>, batch = 4;
+  const bool packs = reinterpret_cast<std::uintptr_t>(values + begin) % 16 == 0;
+  double sum = 0.0;
+  for (Index first = begin + threadIdx.x * width; first < end; first += batch * Threads * width) {
+    float x[batch][width] = {};
+#pragma unroll
+    for (int b = 0; b < batch; ++b) {
+      const Index i = first + b * Threads * width;
+      if (packs && i + width <= end) {
+        load_constant(x[b], values + i);
+      } else {
+#pragma unroll
+        for (int w = 0; w < width; ++w)
+          if (i + w < end) x[b][w] = values[i + w];
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < batch; ++b)
+#pragma unroll
+      for (int w = 0; w < width; ++w)
+        sum += static_cast<double>(x[b][w]) * static_cast<double>(x[b][w]);
+  }
+  sum = block_reduce<Sum>(sum);
+  if (threadIdx.x == 0) partial[piece] = sum;
+}
+
+/// One block a range. Ranges of one slot are added by the block of the first of them, in order.
+struct AddPieces {
+  double* out;
+  const double* partial;
+  const optim::SquareRange* ranges;
+  Index count;
+
+  [[nodiscard]] __device__ Index pieces(Index r) const {
+    return ceil_div(ranges[r].end - ranges[r].begin, squares_of_block);
+  }
+  __device__ void operator()(Index r) const {
+    const Index slot = ranges[r].slot;
+    bool earlier = false, later = false;
+    Index first = 0;
+    for (Index i = threadIdx.x; i < count; i += blockDim.x) {
+      if (i < r) first += pieces(i);
+      if (i < r && ranges[i].slot == slot) earlier = true;
+      if (i > r && ranges[i].slot == slot) later = true;
+    }
+    if (__syncthreads_or(earlier) != 0) return;
+    first = block_reduce<Sum>(first);
+    double total = out[slot];
+    const Index end = __syncthreads_or(later) != 0 ? count : r + 1;
+    for (Index i = r; i < end; ++i) {
+      const Index n = pieces(i);
+      if (ranges[i].slot == slot) {
+        const double* const from = partial + first;
+        total += block_sum<double>(n, [=](Index k) { return from[k]; });
+      }
+      first += n;
+    }
+    if (threadIdx.x == 0) out[slot] = total;
+  }
+};
 
 }  // namespace detail
 
@@ -128,9 +322,36 @@ MEGA_LAUNCHES void add_sum_of_squares(Stream& stream, Vector<double> out,
                        detail::AddPartials{out.data(), partial, blocks});
 }
 
+/// out[range.slot] += sum of the squares of the range, for every range.
+/// @pre  no two ranges overlap; each lies within values
+/// @cost  2 launches; reads what the ranges hold once; scratch of 8 bytes for each 16384 values and
+///        each range
+/// @determinism  run to run: pieces of a fixed size from the beginning of a range on, then their
+///               sums, along fixed trees
+MEGA_LAUNCHES void sums_of_squares(Stream& stream, Vector<double> out, Vector<const float> values,
+                                   Vector<const optim::SquareRange> ranges) {
+  constexpr auto op = "sums_of_squares";
+  if (ranges.empty()) return;
+  const Index most_pieces = values.size() / detail::squares_of_block + ranges.size();
+  auto* const partial =
+      static_cast<double*>(stream.scratch(sizeof(double) * static_cast<std::size_t>(most_pieces)));
+  detail::launch(stream, op, detail::add_squares_of_piece<detail::block_threads>,
+                 detail::grid_x(most_pieces), detail::block_threads, 0, partial, values.data(),
+                 ranges.data(), ranges.size());
+  detail::for_each_row(stream, op, ranges.size(), detail::squares_of_block,
+                       detail::AddPieces{out.data(), partial, ranges.data(), ranges.size()});
+}
+
+/// out = in, rounded to the storage of out.
+template <storage T>
+void to_storage(Stream& stream, Vector<T> out, Vector<const float> in) {
+  detail::map<1>(stream, "to_storage", out.size(), out.data(), in.data(), in.data(),
+                 detail::Rounded{});
+}
+
 MEGA_LAUNCHES void accumulate(Stream& stream, Vector<float> inout, Vector<const float> values) {
-  detail::for_each_index(stream, "accumulate", inout.size(),
-                         detail::Accumulate{inout.data(), values.data()});
+  detail::map<2>(stream, "accumulate", inout.size(), inout.data(),
+                 static_cast<const float*>(inout.data()), values.data(), detail::Sum{});
 }
 
 MEGA_LAUNCHES void assign(Stream& stream, Vector<std::int64_t> out, std::int64_t value) {
@@ -148,30 +369,31 @@ MEGA_LAUNCHES void clip_by_norm(Stream& stream, Vector<optim::UpdateControl> out
                        detail::ClipByNorm{out.data(), squares.data(), squares.size(), max_norm});
 }
 
+/// Segments may come in any order.
+/// @cost  1 launch; every block of 16384 elements looks at all segments
 MEGA_LAUNCHES void adamw_update(Stream& stream, Vector<float> values, Vector<float> first_moment,
                                 Vector<float> second_moment, Vector<const float> gradient,
                                 Vector<const optim::Segment> segments,
                                 Vector<const optim::UpdateControl> control,
                                 optim::AdamWOptions options, float learning_rate,
                                 std::int64_t step) {
-  const double correction1 =
-      1 - std::pow(static_cast<double>(options.beta1), static_cast<double>(step));
-  const double correction2 =
-      1 - std::pow(static_cast<double>(options.beta2), static_cast<double>(step));
-  const detail::AdamWNumbers numbers{
-      options.beta1,
-      options.beta2,
-      options.epsilon,
-      1 - learning_rate * options.weight_decay,
-      static_cast<float>(static_cast<double>(learning_rate) / correction1),
-      static_cast<float>(std::sqrt(correction2))};
-  // Sizes of the segments are in device memory, so each gets blocks enough for a large one.
-  constexpr Index most_blocks = 1024, elements_a_block = 4 * detail::block_threads;
-  const Index blocks = std::min(most_blocks, detail::ceil_div(values.size(), elements_a_block));
-  detail::launch(stream, "adamw_update", detail::update_segments<detail::block_threads>,
-                 dim3(detail::grid_x(blocks), detail::grid_yz(segments.size())),
-                 detail::block_threads, 0, values.data(), first_moment.data(), second_moment.data(),
-                 gradient.data(), segments.data(), segments.size(), control.data(), numbers);
+  detail::adamw_update<float>(
+      stream, {nullptr, values.data(), first_moment.data(), second_moment.data(), gradient.data()},
+      values.size(), segments, control, options, learning_rate, step);
+}
+
+/// The same on fp32 masters, and values = the masters rounded, where they were updated.
+/// @cost  1 launch; reads 16 and writes 14 bytes an element
+MEGA_LAUNCHES void adamw_update(Stream& stream, Vector<Bfloat16> values, Vector<float> master,
+                                Vector<float> first_moment, Vector<float> second_moment,
+                                Vector<const float> gradient, Vector<const optim::Segment> segments,
+                                Vector<const optim::UpdateControl> control,
+                                optim::AdamWOptions options, float learning_rate,
+                                std::int64_t step) {
+  detail::adamw_update<Bfloat16>(
+      stream,
+      {values.data(), master.data(), first_moment.data(), second_moment.data(), gradient.data()},
+      values.size(), segments, control, options, learning_rate, step);
 }
 
 }  // namespace mega::inline v0::cuda

@@ -1,6 +1,7 @@
 /// @file  AdamW over flat buffers, with clipping by the global norm and a skip that all ranks
 /// share. Source: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.
 #pragma once
+#include <mega/core/bfloat16.hpp>
 #include <mega/core/view.hpp>
 #include <mega/host/stream.hpp>
 
@@ -21,6 +22,13 @@ struct Segment {
   Index begin = 0;
   Index end = 0;
   bool decay = true;
+};
+
+/// A run of a flat buffer whose squares belong to one sum.
+struct SquareRange {
+  Index begin = 0;
+  Index end = 0;
+  Index slot = 0;  ///< place of the sum
 };
 
 /// Written by clip_by_norm() and read by adamw_update(), both in device memory, so that no step
@@ -48,6 +56,30 @@ void add_sum_of_squares(S& stream, Vector<double> out, Vector<const float> value
     double sum = 0;
     for (const double p : partial) sum += p;
     out.data()[0] += sum;
+  });
+}
+
+/// out[range.slot] += sum of the squares of the range, for every range in order, each with the bits
+/// of add_sum_of_squares().
+/// @pre  no two ranges overlap; each lies within values
+template <host::host_stream S>
+void sums_of_squares(S& stream, Vector<double> out, Vector<const float> values,
+                     Vector<const SquareRange> ranges) {
+  stream.run([=] {
+    host::Stream now;
+    for (Index r = 0; r < ranges.size(); ++r) {
+      const SquareRange range = ranges.data()[r];
+      add_sum_of_squares(now, out.slice(range.slot, 1),
+                         values.slice(range.begin, range.end - range.begin));
+    }
+  });
+}
+
+/// out = in, rounded to the storage of out, element by element.
+template <host::host_stream S, storage T>
+void to_storage(S& stream, Vector<T> out, Vector<const float> in) {
+  stream.run([=] {
+    for (Index i = 0; i < out.size(); ++i) out.data()[i] = T(in.data()[i]);
   });
 }
 

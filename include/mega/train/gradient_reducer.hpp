@@ -14,14 +14,13 @@ namespace mega::inline v0::train {
 /// micro-batches (done by the stage), tied copies, tensor ranks of partial gradients, data ranks.
 /// Tied copies and partial gradients are summed before data ranks: a sharded reduction would
 /// otherwise add pieces of different tensors.
-template <device_policy Device, class Comm>
+template <device_policy Device, class Comm, class Store>
 class GradientReducer {
   using stream_type = typename Device::stream_type;
 
  public:
   /// Everything passed in must outlive the reducer. `transfer` is the stream of the collectives.
-  GradientReducer(Device& device, ParameterStore<Device>& store, Groups<Comm>& groups,
-                  stream_type& transfer)
+  GradientReducer(Device& device, Store& store, Groups<Comm>& groups, stream_type& transfer)
       : store_(store), groups_(groups), transfer_(transfer), complete_(device.make_event()) {}
 
   /// Afterwards, on `transfer`: the chunk's gradients, summed; with a sharded optimizer only this
@@ -77,7 +76,7 @@ class GradientReducer {
     return store_.table().ties_lead_to(entry.parameter.name);
   }
 
-  ParameterStore<Device>& store_;
+  Store& store_;
   Groups<Comm>& groups_;
   stream_type& transfer_;
   typename stream_type::event_type complete_;

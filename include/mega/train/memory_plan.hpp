@@ -27,7 +27,7 @@ struct PlannedComm {
 
 /// Bytes by purpose. total() is what Trainer::device_bytes() will report.
 struct MemoryPlan {
-  std::size_t parameters = 0;  ///< values, gradients and moments
+  std::size_t parameters = 0;  ///< values, gradients, moments and masters
   /// Slots, those for look-ahead included, transfer buffers, the step's inputs and targets.
   std::size_t activations = 0;
   std::size_t workspace = 0;  ///< of the largest call of a stage
@@ -85,7 +85,8 @@ template <class Placement, dpp::dispatch_policy Dispatch = dpp::StaticDispatch, 
   const dpp::ActivationBuffers<Stage> buffers(
       counting, stages, pipeline.placements(table.has_ties(), Dispatch::ahead),
       options.microbatches);
-  plan.parameters = StoreBuffers::required_bytes(table, options.shard_optimizer);
+  plan.parameters =
+      StoreBuffers<stage_value_t<Stage>>::required_bytes(table, options.shard_optimizer);
   plan.workspace = buffers.workspace_bytes;
   plan.activations = counting.used() - plan.workspace;
   plan.exchange = ExchangeBuffers::required_bytes(table.model_parameters(),

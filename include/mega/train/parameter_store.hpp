@@ -1,6 +1,7 @@
 /// @file  A rank's flat buffers: values, gradients, moments.
 #pragma once
 #include <mega/core/arena.hpp>
+#include <mega/core/bfloat16.hpp>
 #include <mega/core/device.hpp>
 #include <mega/core/parameter.hpp>
 #include <mega/core/view.hpp>
@@ -8,6 +9,7 @@
 #include <mega/train/initial_values.hpp>
 #include <mega/train/parameter_table.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -51,23 +53,43 @@ struct OwnedRange {
   return runs;
 }
 
+/// The tensors whose squares this rank adds to the global norm, each with its place in the model.
+[[nodiscard]] inline std::vector<optim::SquareRange> square_ranges(const ParameterTable& table) {
+  std::vector<optim::SquareRange> out;
+  for (const TableEntry& e : table.entries()) {
+    if (!e.counted) continue;
+    const Region& region = table.regions()[static_cast<std::size_t>(e.chunk)];
+    const Range own =
+        table.piece(region, table.position().data).intersect({e.value, e.value + e.size});
+    if (own.size() > 0) out.push_back({own.begin, own.end, e.order});
+  }
+  return out;
+}
+
 /// The flat buffers' places in one block. The constructor is the layout: on a counting arena it
-/// measures.
+/// measures. Values that are stored as something less than float have a float master each, on the
+/// rank whose optimizer updates them.
+template <storage W>
 struct StoreBuffers {
-  Vector<float> values, gradients, first_moments, second_moments;
+  Vector<W> values;
+  Vector<float> gradients, first_moments, second_moments;
+  Vector<float> masters;  ///< as the moments lie; empty where values are float themselves
   std::vector<Vector<optim::Segment>> segments;  ///< one a chunk
+  Vector<optim::SquareRange> squares;
 
   StoreBuffers(Arena& arena, const ParameterTable& table, const std::vector<OwnedRange>& owned) {
     Index moments = 0;
     for (const OwnedRange& range : owned) moments += range.values.size();
-    values = arena.take<float>(table.value_size());
+    values = arena.take<W>(table.value_size());
     gradients = arena.take<float>(table.gradient_size());
     first_moments = arena.take<float>(moments);
     second_moments = arena.take<float>(moments);
+    if constexpr (!std::same_as<W, float>) masters = arena.take<float>(moments);
     for (std::size_t c = 0; c < owned.size(); ++c) {
       segments.push_back(arena.take<optim::Segment>(
           decay_runs(table, owned[c].values, static_cast<int>(c)).size()));
     }
+    squares = arena.take<optim::SquareRange>(square_ranges(table).size());
   }
 
   /// Bytes that a store of this table allocates. Needs no device.
@@ -79,17 +101,19 @@ struct StoreBuffers {
   }
 };
 
-template <device_policy Device>
+template <device_policy Device, storage W = float>
 class ParameterStore {
  public:
+  using value_type = W;
+
   ParameterStore(Device& device, ParameterTable table, bool shard_optimizer)
       : table_(std::move(table)),
         shard_optimizer_(shard_optimizer),
         owned_(owned_ranges(table_, shard_optimizer)),
-        memory_(device.allocate(StoreBuffers::required_bytes(table_, shard_optimizer))),
+        memory_(device.allocate(StoreBuffers<W>::required_bytes(table_, shard_optimizer))),
         buffers_([&] {
           Arena arena(memory_.data(), memory_.bytes());
-          return StoreBuffers(arena, table_, owned_);
+          return StoreBuffers<W>(arena, table_, owned_);
         }()) {}
 
   [[nodiscard]] const ParameterTable& table() const noexcept { return table_; }
@@ -98,7 +122,7 @@ class ParameterStore {
   [[nodiscard]] const std::vector<OwnedRange>& owned() const noexcept { return owned_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
 
-  [[nodiscard]] Vector<float> values() const noexcept { return buffers_.values; }
+  [[nodiscard]] Vector<W> values() const noexcept { return buffers_.values; }
   [[nodiscard]] Vector<float> gradients() const noexcept { return buffers_.gradients; }
   [[nodiscard]] Vector<float> first_moments() const noexcept { return buffers_.first_moments; }
   [[nodiscard]] Vector<float> second_moments() const noexcept { return buffers_.second_moments; }
@@ -106,17 +130,31 @@ class ParameterStore {
   [[nodiscard]] Vector<const optim::Segment> segments(std::size_t chunk) const noexcept {
     return buffers_.segments[chunk];
   }
+  /// Device memory: what square_ranges() lists.
+  [[nodiscard]] Vector<const optim::SquareRange> squares() const noexcept {
+    return buffers_.squares;
+  }
 
-  [[nodiscard]] Vector<float> values(const TableEntry& e) const noexcept {
+  [[nodiscard]] Vector<W> values(const TableEntry& e) const noexcept {
     return buffers_.values.slice(e.value, e.size);
   }
   [[nodiscard]] Vector<float> gradients(const TableEntry& e) const noexcept {
     return buffers_.gradients.slice(e.gradient, e.size);
   }
+  /// In full precision, what the optimizer updates: `range` of the flat values, inside
+  /// owned()[chunk].
+  [[nodiscard]] Vector<float> masters(std::size_t chunk, Range range) const noexcept {
+    if constexpr (std::same_as<W, float>) {
+      return buffers_.values.slice(range.begin, range.size());
+    } else {
+      const OwnedRange& own = owned_[chunk];
+      return buffers_.masters.slice(own.moments + range.begin - own.values.begin, range.size());
+    }
+  }
 
   /// Views for stage.bind(), in the order of the stage's parameters().
-  [[nodiscard]] std::vector<ParameterView<float>> views(int chunk) const {
-    std::vector<ParameterView<float>> out;
+  [[nodiscard]] std::vector<ParameterView<W>> views(int chunk) const {
+    std::vector<ParameterView<W>> out;
     for (const TableEntry& e : table_.entries()) {
       if (e.chunk == chunk) out.push_back({values(e), gradients(e)});
     }
@@ -127,19 +165,17 @@ class ParameterStore {
   template <stream S>
   void initialise(S& stream, std::uint64_t seed) {
     fill_zero(stream, buffers_.values);
+    fill_zero(stream, buffers_.masters);
     fill_zero(stream, buffers_.gradients);
     fill_zero(stream, buffers_.first_moments);
     fill_zero(stream, buffers_.second_moments);
-    std::vector<float> host;
     for (const TableEntry& e : table_.entries()) {
       if (e.alias) continue;
-      host.resize(static_cast<std::size_t>(e.size));
-      const Vector<float> piece(host.data(), e.size);
-      train::initialise(e.parameter, seed, table_.position().tensor,
-                        table_.position().tensor_degree, piece);
-      upload(stream, values(e), Vector<const float>(piece));
-      stream.synchronize();
+      initialise_values(stream, gradients(e), e.parameter, seed, table_.position().tensor,
+                        table_.position().tensor_degree);
+      adopt(stream, e);
     }
+    fill_zero(stream, buffers_.gradients);
     for (std::size_t c = 0; c < owned_.size(); ++c) {
       const std::vector<optim::Segment> runs =
           decay_runs(table_, owned_[c].values, static_cast<int>(c));
@@ -147,14 +183,56 @@ class ParameterStore {
              Vector<const optim::Segment>(runs.data(), static_cast<Index>(runs.size())));
       stream.synchronize();
     }
+    const std::vector<optim::SquareRange> ranges = square_ranges(table_);
+    upload(stream, buffers_.squares,
+           Vector<const optim::SquareRange>(ranges.data(), static_cast<Index>(ranges.size())));
+    stream.synchronize();
+  }
+
+  /// Gives a parameter the values in host memory, and its master. Blocks until done; the gradient
+  /// of the parameter is lost.
+  template <stream S>
+  void load(S& stream, const TableEntry& e, Vector<const float> host) {
+    upload(stream, gradients(e), host);
+    adopt(stream, e);
+    stream.synchronize();
+  }
+  /// The values as stored, into host memory. Blocks until done.
+  template <stream S>
+  void read(S& stream, const TableEntry& e, Vector<float> host) const {
+    if constexpr (std::same_as<W, float>) {
+      download(stream, host, Vector<const float>(values(e)));
+      stream.synchronize();
+    } else {
+      std::vector<W> stored(static_cast<std::size_t>(e.size));
+      download(stream, Vector<W>(stored.data(), e.size), Vector<const W>(values(e)));
+      stream.synchronize();
+      for (Index i = 0; i < e.size; ++i) host(i) = stored[static_cast<std::size_t>(i)];
+    }
   }
 
  private:
+  /// Takes what stands in a parameter's gradient, which has float's precision and as much room, for
+  /// its values.
+  template <stream S>
+  void adopt(S& stream, const TableEntry& e) {
+    using optim::to_storage;
+    const Vector<const float> source = gradients(e);
+    to_storage(stream, values(e), source);
+    if constexpr (!std::same_as<W, float>) {
+      const Range own =
+          owned_[static_cast<std::size_t>(e.chunk)].values.intersect({e.value, e.value + e.size});
+      if (own.size() > 0)
+        copy(stream, masters(static_cast<std::size_t>(e.chunk), own),
+             source.slice(own.begin - e.value, own.size()));
+    }
+  }
+
   ParameterTable table_;
   bool shard_optimizer_;
   std::vector<OwnedRange> owned_;
   typename Device::memory_type memory_;
-  StoreBuffers buffers_;
+  StoreBuffers<W> buffers_;
 };
 
 }  // namespace mega::inline v0::train

@@ -31,8 +31,8 @@ struct DefaultPlan {
   using placement = train::PlacementOfTraversal;
   using dispatch = dpp::StaticDispatch;
   using hooks = Hooks<>;
-  template <class Device, class Comm>
-  using reducer = train::GradientReducer<Device, Comm>;
+  template <class Device, class Comm, class Store>
+  using reducer = train::GradientReducer<Device, Comm, Store>;
 };
 
 template <class Plan>

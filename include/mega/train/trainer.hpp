@@ -53,10 +53,12 @@ concept training_batch = dpp::batch_of<B, Stage> && requires(const B& batch) {
 
 /// Owns one rank's share of a training step: schedule, slots, flat buffers, reductions, optimizer.
 ///
-/// A step, as the data sees it: count the valid targets of the global batch; clear the gradients;
-/// run the action list, which reduces each chunk's gradients as soon as they are complete; gather
-/// the squares of all tensors and the losses of all micro-batches; clip; update the owned pieces;
-/// gather the new values. Two streams: `compute` and `transfer`.
+/// A step, as the data sees it: count the valid targets of the global batch; run the action list,
+/// in which a chunk's first forward waits for its values and clears its gradients, and its last
+/// backward starts their reduction; gather the squares of all tensors and the losses of all
+/// micro-batches; clip; update the owned pieces chunk by chunk; gather each chunk's new values.
+/// Three streams: `compute`, `transfer` of the collectives, `optimizer`. So with several chunks the
+/// reductions run beside the backward pass, updates and gathers beside the next forward pass.
 /// Every member function is collective over the world. World outlives the trainer.
 template <class Plan>
 class Trainer {
@@ -69,6 +71,7 @@ class Trainer {
   using hooks_type = typename Plan::hooks;
   using stream_type = typename device_type::stream_type;
   using groups_type = train::Groups<communicator_type>;
+  using store_type = train::ParameterStore<device_type, stage_value_t<stage_type>>;
   using options_type = TrainerOptions<typename Plan::traversal>;
   using dispatcher_type =
       typename Plan::dispatch::template dispatcher<device_type, communicator_type>;
@@ -101,9 +104,14 @@ class Trainer {
                   pipeline_.actions(store_.table().has_ties()), options.microbatches, hooks_),
         dispatcher_(device_, world, options.mesh, executor_.actions()),
         transfer_(device_.make_stream("transfer")),
+        optimizer_(device_.make_stream("optimizer")),
         reducer_(device_, store_, groups_, transfer_),
         computed_(device_.make_event()),
-        updated_(device_.make_event()) {
+        clipped_(device_.make_event()) {
+    for (std::size_t c = 0; c < stages_.size(); ++c) {
+      updated_.push_back(device_.make_event());
+      available_.push_back(device_.make_event());
+    }
     store_.initialise(executor_.compute(), options.seed);
     for (std::size_t c = 0; c < stages_.size(); ++c)
       stages_[c].bind(store_.views(static_cast<int>(c)));
@@ -121,8 +129,9 @@ class Trainer {
   void queue_step(const Batch& batch, double learning_rate) {
     stream_type& compute = executor_.compute();
     count_targets(batch);
-    fill_zero(compute, store_.gradients());
-    executor_.train(batch, {options_.seed, step_}, reducer_, dispatcher_);
+    Gradients gradients{*this};
+    gradients.clear_aliases(compute);
+    executor_.train(batch, {options_.seed, step_}, gradients, dispatcher_);
     compute.record(computed_);
     transfer_.wait(computed_);
     gather_norm_and_losses();
@@ -143,6 +152,7 @@ class Trainer {
   StepResult evaluate(const Batch& batch, const Visit& visit) {
     stream_type& compute = executor_.compute();
     count_targets(batch);
+    for (const auto& event : available_) compute.wait(event);
     executor_.evaluate(batch, {options_.seed, step_}, visit);
     compute.record(computed_);
     transfer_.wait(computed_);
@@ -176,6 +186,7 @@ class Trainer {
   /// Waits for everything queued; rethrows what failed.
   void synchronize() {
     executor_.synchronize();
+    optimizer_.synchronize();
     transfer_.synchronize();
   }
 
@@ -188,7 +199,7 @@ class Trainer {
   }
 
   /// The flat buffers: what a checkpoint reads and writes between steps.
-  [[nodiscard]] train::ParameterStore<device_type>& parameters() noexcept { return store_; }
+  [[nodiscard]] store_type& parameters() noexcept { return store_; }
   [[nodiscard]] std::span<stage_type> stages() noexcept { return stages_; }
   [[nodiscard]] groups_type& groups() noexcept { return groups_; }
   [[nodiscard]] hooks_type& hooks() noexcept { return hooks_; }
@@ -215,6 +226,26 @@ class Trainer {
   }
 
  private:
+  /// The executor's gradient sink: the plan's reducer, and what comes before a chunk's first use.
+  struct Gradients {
+    Trainer& trainer;
+
+    void prepare(stream_type& compute, int chunk) {
+      const auto c = static_cast<std::size_t>(chunk);
+      compute.wait(trainer.available_[c]);
+      const train::Region& region = trainer.store_.table().regions()[c];
+      fill_zero(compute, trainer.store_.gradients().slice(region.begin, region.size()));
+    }
+    /// The accumulators of tied copies lie behind those of all chunks.
+    void clear_aliases(stream_type& compute) {
+      const Vector<float> all = trainer.store_.gradients();
+      const Index first = trainer.store_.table().value_size();
+      fill_zero(compute, all.slice(first, all.size() - first));
+    }
+    void reduce(stream_type& compute, int chunk) { trainer.reducer_.reduce(compute, chunk); }
+    void tied_reduce(stream_type& compute) { trainer.reducer_.tied_reduce(compute); }
+  };
+
   template <class Factory>
   [[nodiscard]] stage_type make_stage(const Factory& factory, int stage) {
     const StagePosition position{stage, pipeline_.stages()};
@@ -247,8 +278,9 @@ class Trainer {
   void count_targets(const Batch& batch) {
     using optim::assign, optim::reciprocal;
     stream_type& compute = executor_.compute();
-    // Values of the last step are in place before anything of this one reads them.
-    compute.wait(updated_);
+    // The last step's counts and gradients have been read; its values are waited for chunk by
+    // chunk.
+    compute.wait(clipped_);
     assign(compute, exchange_.targets, static_cast<std::int64_t>(batch.valid_targets()));
     groups_.data.all_reduce(compute, exchange_.targets, comm::Reduce::sum);
     reciprocal(compute, executor_.loss_scale(), Vector<const std::int64_t>(exchange_.targets));
@@ -257,18 +289,10 @@ class Trainer {
   /// Every sum has exactly one place, filled by one pipeline stage, so adding the ranks' vectors
   /// adds zeros to it except over the axes that really divide the tensor.
   void gather_norm_and_losses() {
-    using optim::add_sum_of_squares;
-    const train::ParameterTable& table = store_.table();
+    using optim::sums_of_squares;
     fill_zero(transfer_, exchange_.sums);
-    for (const train::TableEntry& e : table.entries()) {
-      if (!e.counted) continue;
-      const train::Region& region = table.regions()[static_cast<std::size_t>(e.chunk)];
-      const train::Range own =
-          table.piece(region, table.position().data).intersect({e.value, e.value + e.size});
-      if (own.size() == 0) continue;
-      add_sum_of_squares(transfer_, exchange_.sums.slice(e.order, 1),
-                         Vector<const float>(store_.gradients().slice(own.begin, own.size())));
-    }
+    sums_of_squares(transfer_, exchange_.sums, Vector<const float>(store_.gradients()),
+                    store_.squares());
     gather_losses();
   }
 
@@ -289,25 +313,37 @@ class Trainer {
     clip_by_norm(transfer_, exchange_.control,
                  Vector<const double>(exchange_.sums.slice(0, store_.table().model_parameters())),
                  options_.clip_norm);
+    transfer_.record(clipped_);
   }
 
   void update(float learning_rate) {
     using optim::adamw_update;
+    using value_type = typename store_type::value_type;
+    optimizer_.wait(clipped_);
     for (std::size_t c = 0; c < store_.owned().size(); ++c) {
       const train::OwnedRange& own = store_.owned()[c];
-      const Vector<float> values = store_.values().slice(own.values.begin, own.values.size());
-      adamw_update(
-          transfer_, values, store_.first_moments().slice(own.moments, own.values.size()),
-          store_.second_moments().slice(own.moments, own.values.size()),
-          Vector<const float>(store_.gradients().slice(own.values.begin, own.values.size())),
-          store_.segments(c), Vector<const optim::UpdateControl>(exchange_.control), options_.adamw,
-          learning_rate, steps_done());
-      if (!store_.shards_optimizer()) continue;
+      const Index size = own.values.size();
+      const Vector<value_type> values = store_.values().slice(own.values.begin, size);
+      const auto update_with = [&](auto... stored) {
+        adamw_update(optimizer_, stored..., store_.first_moments().slice(own.moments, size),
+                     store_.second_moments().slice(own.moments, size),
+                     Vector<const float>(store_.gradients().slice(own.values.begin, size)),
+                     store_.segments(c), Vector<const optim::UpdateControl>(exchange_.control),
+                     options_.adamw, learning_rate, steps_done());
+      };
+      if constexpr (std::same_as<value_type, float>) {
+        update_with(values);
+      } else {
+        update_with(values, store_.masters(c, own.values));
+      }
+      optimizer_.record(updated_[c]);
+      transfer_.wait(updated_[c]);
       const train::Region& region = store_.table().regions()[c];
-      groups_.data.all_gather(transfer_, store_.values().slice(region.begin, region.size()),
-                              Vector<const float>(values));
+      if (store_.shards_optimizer())
+        groups_.data.all_gather(transfer_, store_.values().slice(region.begin, region.size()),
+                                Vector<const value_type>(values));
+      transfer_.record(available_[c]);
     }
-    transfer_.record(updated_);
   }
 
   device_type device_;
@@ -316,16 +352,17 @@ class Trainer {
   communicator_type& world_;
   train::Pipeline<typename Plan::traversal, typename Plan::placement> pipeline_;
   groups_type groups_;
-  train::ParameterStore<device_type> store_;
+  store_type store_;
   // Streams come after the memory that their queued work touches: they end first.
   typename device_type::memory_type memory_;
   train::ExchangeBuffers exchange_;
   std::vector<stage_type> stages_;
   dpp::Executor<device_type, communicator_type, stage_type, hooks_type> executor_;
   [[no_unique_address]] dispatcher_type dispatcher_;
-  stream_type transfer_;
-  typename Plan::template reducer<device_type, communicator_type> reducer_;
-  typename stream_type::event_type computed_, updated_;
+  stream_type transfer_, optimizer_;
+  typename Plan::template reducer<device_type, communicator_type, store_type> reducer_;
+  typename stream_type::event_type computed_, clipped_;
+  std::vector<typename stream_type::event_type> updated_, available_;  // of each chunk's values
   std::uint64_t step_ = 0;
 };
 

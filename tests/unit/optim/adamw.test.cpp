@@ -1,3 +1,4 @@
+#include <mega/core/bfloat16.hpp>
 #include <mega/host/host.hpp>
 #include <mega/optim/adamw.hpp>
 
@@ -5,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 using mega::Index;
@@ -105,4 +107,35 @@ TEST_CASE("optim: no valid target gives the factor zero") {
   mega::optim::assign(stream, view(count), 8);
   mega::optim::reciprocal(stream, view(out), view(std::as_const(count)));
   CHECK(out[0] == 0.125F);
+}
+
+TEST_CASE("optim: many sums of squares have the bits of one by one, slots may be shared") {
+  mega::host::Stream stream;
+  std::vector<float> x(1000);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = 0.1F * static_cast<float>(i) - 30;
+  const std::vector<mega::optim::SquareRange> ranges{
+      {0, 17, 2}, {17, 17, 0}, {20, 999, 1}, {999, 1000, 2}};
+  std::vector<double> expected{1, 2, 3}, out = expected;
+  for (const auto& range : ranges)
+    mega::optim::add_sum_of_squares(
+        stream, view(expected).slice(range.slot, 1),
+        view(std::as_const(x)).slice(range.begin, range.end - range.begin));
+  mega::optim::sums_of_squares(stream, view(out), view(std::as_const(x)), view(ranges));
+  CHECK(out == expected);
+  CHECK(out[0] == 1.0);
+}
+
+TEST_CASE("optim: values are rounded to their storage, ties to even") {
+  mega::host::Stream stream;
+  const std::vector<float> in{1.0F, 1.00390625F, 1.01171875F, -3e38F, 0.1F};
+  std::vector<mega::Bfloat16> out(in.size());
+  std::vector<float> same(in.size());
+  mega::optim::to_storage(stream, view(out), view(in));
+  mega::optim::to_storage(stream, view(same), view(in));
+  CHECK(same == in);
+  CHECK(static_cast<float>(out[0]) == 1.0F);
+  CHECK(static_cast<float>(out[1]) == 1.0F);
+  CHECK(static_cast<float>(out[2]) == 1.015625F);
+  CHECK(static_cast<float>(out[3]) == doctest::Approx(-3e38).epsilon(0x1p-8));
+  CHECK(static_cast<float>(out[4]) == doctest::Approx(0.1).epsilon(0x1p-8));
 }

@@ -1,0 +1,114 @@
+/// @file  The body of train_on_gpus(), and GpuBackend: ranks that are threads, one GPU each.
+#pragma once
+#include "backend.hpp"
+#include "console.hpp"
+#include "gpu_plan.hpp"
+#include "gpu_run.hpp"
+#include "run.hpp"
+#include <mega/core/bfloat16.hpp>
+#include <mega/core/error.hpp>
+#include <mega/cuda/check.hpp>
+#include <mega/cuda/device.hpp>
+#include <mega/device.cuh>
+#ifdef MEGA_WITH_NCCL
+#include <mega/comm/nccl.hpp>
+#else
+#include <mega/cuda/self.hpp>
+#endif
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace trainer {
+
+/// Free memory of the current GPU.
+[[nodiscard]] inline std::size_t free_gpu_bytes() {
+  std::size_t free = 0, total = 0;
+  mega::cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return free;
+}
+
+/// Free memory of the first `gpus` GPUs while nothing of this process but its contexts is there.
+[[nodiscard]] inline std::vector<std::size_t> free_of_contexts(int gpus) {
+  std::vector<std::size_t> out;
+  for (int gpu = 0; gpu < gpus; ++gpu) {
+    const mega::Cuda device(gpu);
+    mega::cuda::check(cudaFree(nullptr), "cudaFree");
+    out.push_back(free_gpu_bytes());
+  }
+  return out;
+}
+
+template <mega::storage Element>
+class GpuBackend {
+ public:
+  using device = mega::Cuda;
+#ifdef MEGA_WITH_NCCL
+  using communicator = mega::NcclComm;
+#else
+  using communicator = mega::cuda::SelfComm;
+#endif
+  using kernels = GpuKernels<Element>;
+
+  /// Makes the contexts of the ranks' GPUs. @param planned  bytes of every rank
+  /// @throws  Error(usage) where less is free
+  explicit GpuBackend(const std::vector<std::size_t>& planned)
+      : planned_(planned), free_at_start_(free_of_contexts(static_cast<int>(planned.size()))) {
+    for (std::size_t rank = 0; rank < planned_.size(); ++rank) {
+      mega::expects(planned_[rank] <= free_at_start_[rank], mega::ErrorCode::usage, [&] {
+        return mega::sentence("rank ", rank, " needs ", readable_bytes(planned_[rank]), " of GPU ",
+                              rank, ", where only ", readable_bytes(free_at_start_[rank]),
+                              " are free; end what else runs there, or choose other GPUs with "
+                              "CUDA_VISIBLE_DEVICES");
+      });
+    }
+  }
+
+  [[nodiscard]] static device make_device(int rank) {
+    return mega::Cuda(rank);
+  }
+  /// Drop of free memory since there were only contexts. @pre  the rank's GPU is current
+  [[nodiscard]] std::size_t used_bytes(int rank) const {
+    const std::size_t before = free_at_start_[static_cast<std::size_t>(rank)];
+    const std::size_t now = free_gpu_bytes();
+    return before > now ? before - now : 0;
+  }
+  [[nodiscard]] std::size_t planned_bytes(int rank) const {
+    return planned_[static_cast<std::size_t>(rank)];
+  }
+
+ private:
+  const std::vector<std::size_t>& planned_;
+  std::vector<std::size_t> free_at_start_;
+};
+
+static_assert(backend<GpuBackend<float>>);
+
+/// Calls run(communicator&) on every rank.
+template <class Run>
+void run_ranks(const Job& job, const Run& run) {
+#ifdef MEGA_WITH_NCCL
+  mega::run_gpus(job.world(), run, {.deadline = mega::comm::Seconds(job.config.deadline_s)});
+#else
+  mega::expects(job.world() == 1, mega::ErrorCode::usage, [&] {
+    return mega::sentence(job.world(), " ranks need NCCL, which this program was built without");
+  });
+  mega::cuda::SelfComm world;
+  run(world);
+#endif
+}
+
+template <class Spec, mega::storage Element>
+void train_on_gpus(const Job& job, const Corpus& corpus, const HuggingFaceModel* start_from,
+                   const std::vector<std::size_t>& planned) {
+  using Backend = GpuBackend<Element>;
+  const Backend gpus(planned);
+  run_ranks(job, [&](typename Backend::communicator& world) {
+    TrainingRun<Spec, Backend>(gpus, job, corpus, start_from, world).run();
+  });
+}
+
+}  // namespace trainer

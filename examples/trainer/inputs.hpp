@@ -1,0 +1,121 @@
+/// @file  What a process reads before its ranks start, and what it refuses then.
+#pragma once
+#include "command_line.hpp"
+#include "config.hpp"
+#include "hugging_face.hpp"
+#include "job.hpp"
+#include <mega/ckpt/checkpoint_directory.hpp>
+#include <mega/core/error.hpp>
+#include <mega/data/token_source.hpp>
+#include <mega/nn/transformer_config.hpp>
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <new>
+#include <optional>
+#include <string>
+#include <system_error>
+
+namespace trainer {
+
+/// Where every Debian keeps English text.
+inline constexpr const char* default_corpus = "/usr/share/common-licenses";
+
+/// The parsed and completed configuration of a model family, or the exit code to end with.
+template <class Spec>
+[[nodiscard]] std::optional<int> read_config(Config& config, const char* program, int argc,
+                                             char** argv) {
+  CommandLine line(
+      config, program,
+      mega::sentence("Trains ", Spec::name, " models with tensor, pipeline and data parallelism."));
+  if (const std::optional<int> code = line.parse(argc, argv)) return code;
+  if (config.data_path.empty()) config.data_path = default_corpus;
+  return std::nullopt;
+}
+
+/// What a process opens before its ranks start, so that bad input ends it with nothing written.
+template <class Spec>
+struct Inputs {
+  std::optional<HuggingFaceModel> start_from;
+  Job job;
+
+  Inputs(const Config& config, int world) {
+    constexpr Index vocab = mega::data::ByteTokenSource::vocab_size();
+    mega::nn::TransformerConfig model;
+    if (config.import_dir.empty()) {
+      model = model_from_flags<Spec>(config, vocab);
+    } else {
+      start_from.emplace(config.import_dir);
+      mega::expects(start_from->family() == family_of<Spec>, mega::ErrorCode::bad_input, [&] {
+        return mega::sentence("--import-hf: ", config.import_dir, " holds a model of the family ",
+                              to_string(start_from->family()), ", which is not ", Spec::name);
+      });
+      model = start_from->config();
+      mega::expects(model.vocab >= vocab, mega::ErrorCode::bad_input, [&] {
+        return mega::sentence("--import-hf: the model has ", model.vocab,
+                              " tokens, but byte tokens need ", vocab);
+      });
+    }
+    job = make_job<Spec>(config, model, world);
+  }
+};
+
+/// The nearest folder of `path` that exists must be one that can be written.
+inline void expects_writable(const char* option, const std::string& path) {
+  std::filesystem::path at = std::filesystem::absolute(path);
+  std::error_code ignored;
+  while (!std::filesystem::exists(at, ignored) && at.has_relative_path()) at = at.parent_path();
+  mega::expects(std::filesystem::is_directory(at, ignored) && access(at.c_str(), W_OK) == 0,
+                mega::ErrorCode::usage, [&] {
+                  return mega::sentence("--", option, ": '", path, "' cannot be written, because ",
+                                        at.string(), " is no folder that this user may write");
+                });
+}
+
+/// Refuses, before any work is done for it, output that could not be kept or would replace another
+/// run's.
+inline void check_outputs(const Config& c) {
+  if (!c.save_dir.empty()) {
+    expects_writable("save", c.save_dir);
+    std::error_code ignored;
+    const bool same =
+        !c.load_dir.empty() && std::filesystem::equivalent(c.save_dir, c.load_dir, ignored);
+    if (std::filesystem::exists(c.save_dir, ignored) && !same) {
+      const auto latest = mega::ckpt::latest_complete(c.save_dir, mega::ckpt::Verify::sizes);
+      mega::expects(!latest.found.has_value(), mega::ErrorCode::usage, [&] {
+        return mega::sentence("--save: ", c.save_dir,
+                              " holds checkpoints of another run, the last of step ",
+                              latest.found->manifest.step, "; go on from them with --load ",
+                              c.save_dir, ", or save elsewhere");
+      });
+    }
+  }
+  if (!c.export_dir.empty()) {
+    expects_writable("export-hf", c.export_dir);
+    for (const char* file : {"/config.json", "/model.safetensors"}) {
+      std::error_code ignored;
+      mega::expects(!std::filesystem::exists(c.export_dir + file, ignored), mega::ErrorCode::usage,
+                    [&] {
+                      return mega::sentence("--export-hf: ", c.export_dir, file,
+                                            " exists already; export elsewhere");
+                    });
+    }
+  }
+}
+
+/// Prints the sentence of an error and gives the exit code that goes with it.
+inline int report(const char* program, const std::exception& e) {
+  if (dynamic_cast<const std::bad_alloc*>(&e) != nullptr) {
+    std::fprintf(stderr, "%s: out of memory; --dry-run prints what each rank of a layout needs\n",
+                 program);
+    return 3;
+  }
+  std::fprintf(stderr, "%s: %s\n", program, e.what());
+  const auto* known = dynamic_cast<const mega::Error*>(&e);
+  return known != nullptr ? mega::exit_code(known->code()) : 3;
+}
+
+}  // namespace trainer

@@ -1,0 +1,547 @@
+// NcclProcessComm on two GPUs: each case starts two processes of this very program, which run the
+// case "nccl process: a rank" below; this process itself never touches CUDA.
+#include <mega/comm/nccl_process.hpp>
+#include <mega/core/bfloat16.hpp>
+#include <mega/core/rng.hpp>
+#include <mega/cuda/memory.hpp>
+
+#include <arpa/inet.h>
+#include <doctest/doctest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using mega::Index;
+using mega::NcclProcessComm;
+using mega::Vector;
+using mega::comm::Reduce;
+using mega::cuda::Memory;
+using mega::cuda::Stream;
+
+constexpr double deadline = 5;
+
+// What a rank does.
+
+/// Elements in device memory with their host copy.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(Index n) : host(static_cast<std::size_t>(n)), memory_(host.size() * sizeof(T)) {}
+  Buffer(Stream& stream, std::vector<T> values)
+      : host(std::move(values)), memory_(host.size() * sizeof(T)) {
+    upload(stream, device(), Vector<const T>(host.data(), device().size()));
+    stream.synchronize();
+  }
+  [[nodiscard]] Vector<T> device() const {
+    return {reinterpret_cast<T*>(memory_.data()), static_cast<Index>(host.size())};
+  }
+  [[nodiscard]] const std::vector<T>& fetch(Stream& stream) {
+    download(stream, Vector<T>(host.data(), device().size()), Vector<const T>(device()));
+    stream.synchronize();
+    return host;
+  }
+  std::vector<T> host;
+
+ private:
+  Memory memory_;
+};
+
+template <class T>
+std::vector<T> values(int rank, Index n) {
+  const mega::RandomKey key{.seed = 3, .use = mega::RandomUse::test};
+  std::vector<T> out;
+  for (Index i = 0; i < n; ++i)
+    out.push_back(static_cast<T>(
+        static_cast<float>(static_cast<double>(key.bits(2 * i + rank)) / 65537.0 - 30000.0)));
+  return out;
+}
+
+Vector<std::byte> bytes(Vector<std::int32_t> v) {
+  return {reinterpret_cast<std::byte*>(v.data()), v.size() * 4};
+}
+Vector<const std::byte> message(Vector<std::int32_t> v) {
+  return bytes(v);
+}
+
+template <class T>
+void check_collectives(NcclProcessComm& comm, Stream& stream, Index n) {
+  const int me = comm.rank();
+  const std::array<std::vector<T>, 2> in{values<T>(0, 2 * n), values<T>(1, 2 * n)};
+  const auto& mine = in[static_cast<std::size_t>(me)];
+  const auto piece = [n](const std::vector<T>& v, int k) {
+    return std::vector<T>(v.begin() + k * n, v.begin() + (k + 1) * n);
+  };
+  const auto joined = [](std::vector<T> a, const std::vector<T>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  };
+  for (const Reduce reduce : {Reduce::sum, Reduce::max}) {
+    std::vector<T> expected;
+    for (std::size_t i = 0; i < mine.size(); ++i)
+      expected.push_back(reduce == Reduce::sum ? static_cast<T>(in[0][i] + in[1][i])
+                                               : std::max(in[0][i], in[1][i]));
+    Buffer<T> all(stream, mine);
+    comm.all_reduce(stream, all.device(), reduce);
+    CHECK((all.fetch(stream) == expected));
+    Buffer<T> whole(stream, mine), out(n);
+    comm.reduce_scatter(stream, out.device(), whole.device(), reduce);
+    CHECK((out.fetch(stream) == piece(expected, me)));
+    CHECK((whole.fetch(stream) == mine));
+    // In place.
+    comm.reduce_scatter(stream, whole.device().slice(me * n, n), whole.device(), reduce);
+    CHECK((piece(whole.fetch(stream), me) == piece(expected, me)));
+  }
+  const std::vector<T> pieces = joined(piece(in[0], 0), piece(in[1], 1));
+  Buffer<T> part(stream, piece(mine, me)), gathered(2 * n);
+  comm.all_gather(stream, gathered.device(), part.device());
+  CHECK((gathered.fetch(stream) == pieces));
+  Buffer<T> in_place(stream, mine);
+  comm.all_gather(stream, in_place.device(), in_place.device().slice(me * n, n));
+  CHECK((in_place.fetch(stream) == pieces));
+  for (int root = 0; root < 2; ++root) {
+    Buffer<T> told(stream, mine);
+    comm.broadcast(stream, told.device(), root);
+    CHECK((told.fetch(stream) == in[static_cast<std::size_t>(root)]));
+  }
+  Buffer<T> source(stream, mine), target(2 * n);
+  comm.all_to_all(stream, target.device(), source.device());
+  CHECK((target.fetch(stream) == joined(piece(in[0], me), piece(in[1], me))));
+}
+
+void collectives(NcclProcessComm& comm) {
+  CHECK(comm.size() == 2);
+  Stream stream;
+  for (const Index n : {Index{0}, Index{1}, Index{3}, Index{1000003}}) {
+    CAPTURE(n);
+    check_collectives<float>(comm, stream, n);
+    check_collectives<double>(comm, stream, n);
+    check_collectives<mega::Bfloat16>(comm, stream, n);
+    check_collectives<std::int32_t>(comm, stream, n);
+    check_collectives<std::int64_t>(comm, stream, n);
+  }
+  Buffer<float> wrong(3);
+  CHECK_THROWS_WITH_AS(comm.all_gather(stream, wrong.device(), wrong.device()),
+                       doctest::Contains("6"), mega::Error);
+  // A barrier holds the stream until both have come.
+  comm.barrier(stream);
+  stream.synchronize();
+  if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const auto begin = std::chrono::steady_clock::now();
+  comm.barrier(stream);
+  stream.synchronize();
+  const double waited =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (comm.rank() == 0) CHECK(waited > 0.3);
+}
+
+void split(NcclProcessComm& comm) {
+  Stream stream;
+  NcclProcessComm swapped = comm.split(7, -comm.rank());
+  CHECK(swapped.size() == 2);
+  CHECK(swapped.rank() == 1 - comm.rank());
+  CHECK(swapped.global_rank() == comm.rank());
+  Buffer<std::int64_t> told(stream, {comm.rank() + 40});
+  swapped.broadcast(stream, told.device(), 0);
+  CHECK(told.fetch(stream)[0] == 41);
+  NcclProcessComm apart = comm.split(comm.rank(), 0);
+  NcclProcessComm alone = comm.split(comm.rank() == 0 ? 3 : -1, 0);
+  for (NcclProcessComm* one : {&apart, &alone}) {
+    CHECK(one->size() == 1);
+    CHECK(one->rank() == 0);
+    Buffer<float> same(stream, {1.5F, 2.5F}), copied(2);
+    one->all_reduce(stream, same.device(), Reduce::sum);
+    one->barrier(stream);
+    CHECK((same.fetch(stream) == std::vector<float>{1.5F, 2.5F}));
+    one->all_to_all(stream, copied.device(), same.device());
+    CHECK((copied.fetch(stream) == same.host));
+  }
+  // The first communicator still works, and so does one that was moved, and one of a split.
+  NcclProcessComm moved = std::move(swapped);
+  moved.all_reduce(stream, told.device(), Reduce::sum);
+  comm.all_reduce(stream, told.device(), Reduce::sum);
+  CHECK(told.fetch(stream)[0] == 164);
+  NcclProcessComm again = moved.split(0, 0);
+  CHECK(again.rank() == moved.rank());
+  again.all_reduce(stream, told.device(), Reduce::max);
+  CHECK(told.fetch(stream)[0] == 164);
+}
+
+/// Both ranks post, then send to each other on two channels, and use their slots again.
+void channels(NcclProcessComm& comm) {
+  constexpr Index words = (8 << 20) / 4 + 1;
+  constexpr int messages = 40, slots = 3;
+  const int peer = 1 - comm.rank();
+  Memory slot_memory(slots * words * 4);
+  Stream out, in;
+  // The receiver is open, and its slots are posted, before the other side opens anything.
+  auto receiver = comm.open_receiver(peer, 5);
+  const auto slot = [&](int k) {
+    return Vector<std::int32_t>(reinterpret_cast<std::int32_t*>(slot_memory.data()), slots * words)
+        .slice(k % slots * words, words);
+  };
+  // Message k of rank r is k * words + i + r.
+  std::vector<std::int32_t> all;
+  for (Index i = 0; i < messages * words; ++i)
+    all.push_back(static_cast<std::int32_t>(i) + comm.rank());
+  Buffer<std::int32_t> sent(out, all), got(messages * words);
+  Buffer<std::int32_t> small(out, {comm.rank() + 70, 0});
+  auto second = comm.open_receiver(peer, 6);
+  auto sender = comm.open_sender(peer, 5);
+  auto second_sender = comm.open_sender(peer, 6);
+  for (int k = 0; k < slots; ++k) receiver.post(in, bytes(slot(k)));
+  second.post(in, bytes(small.device().slice(1, 1)));
+  for (int k = 0; k < messages; ++k) {
+    sender.send(out, message(sent.device().slice(k * words, words)));
+    receiver.complete(in);
+    copy(in, got.device().slice(k * words, words), Vector<const std::int32_t>(slot(k)));
+    if (k + slots < messages) receiver.post(in, bytes(slot(k)));
+  }
+  second_sender.send(out, message(small.device().slice(0, 1)));
+  second.complete(in);
+  CHECK(small.fetch(in)[1] == peer + 70);
+  out.synchronize();
+  // Messages of no bytes count, too; and the size may change.
+  second.post(in, bytes(small.device().slice(1, 0)));
+  second.post(in, bytes(small.device()));
+  second_sender.send(out, message(small.device().slice(0, 0)));
+  second_sender.send(out, message(sent.device().slice(0, 2)));
+  second.complete(in);
+  second.complete(in);
+  CHECK((small.fetch(in) == std::vector<std::int32_t>{peer, peer + 1}));
+  CHECK_THROWS_WITH_AS(second.complete(in), doctest::Contains("only 3 slots were posted"),
+                       mega::Error);
+  out.synchronize();
+  const auto& received = got.fetch(in);
+  Index wrong = 0;
+  for (Index i = 0; i < messages * words; ++i)
+    wrong += received[static_cast<std::size_t>(i)] != static_cast<std::int32_t>(i) + peer ? 1 : 0;
+  CHECK(wrong == 0);
+
+  // To itself.
+  auto to_me = comm.open_sender(comm.rank(), 9);
+  auto from_me = comm.open_receiver(comm.rank(), 9);
+  from_me.post(in, bytes(slot(1)));
+  to_me.send(out, message(slot(0)));
+  from_me.complete(in);
+  CHECK_THROWS_AS(from_me.complete(in), mega::Error);
+  in.synchronize();
+  // One that is never used, and one that ends with a slot posted.
+  auto unused = comm.open_sender(peer, 20);
+  auto unused_receiver = comm.open_receiver(peer, 20);
+  auto given_up = comm.open_receiver(peer, 21);
+  auto given_up_sender = comm.open_sender(peer, 21);
+  given_up.post(in, bytes(slot(2)));
+  comm.barrier(out);
+  out.synchronize();
+}
+
+/// Steps without end: a collective and a message each way.
+void steps(NcclProcessComm& comm) {
+  Stream stream, receiving;
+  Buffer<float> x(50001);
+  Buffer<std::int32_t> outgoing(100001), incoming(100001);
+  auto sender = comm.open_sender(1 - comm.rank(), 1);
+  auto receiver = comm.open_receiver(1 - comm.rank(), 1);
+  for (int step = 0;; ++step) {
+    comm.all_reduce(stream, x.device(), Reduce::max);
+    receiver.post(receiving, bytes(incoming.device()));
+    sender.send(stream, message(outgoing.device()));
+    receiver.complete(receiving);
+    stream.synchronize();
+    receiving.synchronize();
+    comm.throw_if_failed();
+    if (step == 20) {
+      std::puts("running");
+      std::fflush(stdout);
+    }
+  }
+}
+
+void misbehave(NcclProcessComm& comm, const std::string& work) {
+  Stream stream;
+  Buffer<float> x(1000);
+  comm.all_reduce(stream, x.device(), Reduce::sum);
+  stream.synchronize();
+  const bool faulty = comm.rank() == 1;
+  if (work == "throw" && faulty) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    throw mega::Error(mega::ErrorCode::bad_input, "the disk is gone");
+  }
+  if (work == "stall" && faulty) std::this_thread::sleep_for(std::chrono::seconds(600));
+  Buffer<std::byte> memory(8);
+  if (work == "no_slot" || work == "message_size") {
+    if (faulty) {
+      auto receiver = comm.open_receiver(0, 2);
+      if (work == "message_size") {
+        receiver.post(stream, memory.device().slice(0, 7));
+        receiver.complete(stream);
+      }
+      stream.synchronize();
+      for (int i = 0; i < 1000; ++i) {
+        comm.throw_if_failed();
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+    }
+    // So that what rank 1 has told of its slot is here.
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    comm.open_sender(1, 2).send(stream, Vector<const std::byte>(memory.device()));
+  } else if (work == "mismatch" && faulty) {
+    // More than rank 0 will ever send.
+    Buffer<float> longer(8 << 20);
+    comm.all_reduce(stream, longer.device(), Reduce::max);
+    stream.synchronize();
+  } else {
+    comm.all_reduce(stream, x.device(), Reduce::max);
+  }
+  stream.synchronize();
+  comm.throw_if_failed();
+}
+
+// What starts the ranks.
+
+int free_port() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof at;
+  REQUIRE(::bind(socket, reinterpret_cast<sockaddr*>(&at), size) == 0);
+  REQUIRE(::getsockname(socket, reinterpret_cast<sockaddr*>(&at), &size) == 0);
+  ::close(socket);
+  return ntohs(at.sin_port);
+}
+
+/// A process of this program that is rank `rank` and does `work`.
+class Rank {
+ public:
+  Rank(const std::string& work, int rank, int size, int port) : output_(std::tmpfile()) {
+    REQUIRE(output_ != nullptr);
+    std::fflush(nullptr);
+    process_ = ::fork();
+    if (process_ != 0) return;
+    const auto set = [](const char* name, const std::string& value) {
+      ::setenv(name, value.c_str(), 1);
+    };
+    set("MEGA_TEST_WORK", work);
+    set("RANK", std::to_string(rank));
+    set("LOCAL_RANK", std::to_string(rank));
+    set("WORLD_SIZE", std::to_string(size));
+    set("MASTER_ADDR", "127.0.0.1");
+    set("MASTER_PORT", std::to_string(port));
+    set("TORCHELASTIC_RUN_ID", "mega test " + std::to_string(::getppid()));
+    set("CUDA_MODULE_LOADING", "EAGER");
+    ::unsetenv("OMPI_COMM_WORLD_RANK");
+    ::dup2(::fileno(output_), 1);
+    ::dup2(::fileno(output_), 2);
+    ::execl("/proc/self/exe", "rank", "--test-case=nccl process: a rank", "--no-skip",
+            static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+  ~Rank() {
+    if (!ended_) {
+      ::kill(process_, SIGKILL);
+      ::waitpid(process_, &status_, 0);
+    }
+    std::fclose(output_);
+  }
+
+  void signal(int number) const { ::kill(process_, number); }
+  /// False: still running after so many seconds.
+  [[nodiscard]] bool ends_within(double seconds) {
+    const auto begin = std::chrono::steady_clock::now();
+    while (!ended_) {
+      ended_ = ::waitpid(process_, &status_, WNOHANG) == process_;
+      if (std::chrono::steady_clock::now() - begin > std::chrono::duration<double>(seconds)) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return ended_;
+  }
+  /// -1: ended by a signal.
+  [[nodiscard]] int exit_code() const { return WIFEXITED(status_) ? WEXITSTATUS(status_) : -1; }
+  [[nodiscard]] std::string text() const {
+    // By position, since the rank writes through the same open file.
+    std::string out(1 << 16, '\0');
+    const auto n = ::pread(::fileno(output_), out.data(), out.size(), 0);
+    out.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+    return out;
+  }
+  [[nodiscard]] bool says(const std::string& part) const {
+    return text().find(part) != std::string::npos;
+  }
+  [[nodiscard]] bool says_within(const std::string& part, double seconds) const {
+    for (double waited = 0; waited < seconds; waited += 0.02) {
+      if (says(part)) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    return false;
+  }
+
+ private:
+  std::FILE* output_;
+  pid_t process_ = -1;
+  bool ended_ = false;
+  int status_ = 0;
+};
+
+/// Seconds that a process may need to start, with CUDA and NCCL.
+constexpr double start_up = 90;
+
+void expect_success(const std::string& work, int size) {
+  const int port = free_port();
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int r = 0; r < size; ++r) ranks.push_back(std::make_unique<Rank>(work, r, size, port));
+  for (auto& rank : ranks) {
+    CHECK(rank->ends_within(start_up));
+    CHECK(rank->exit_code() == 0);
+    CHECK_MESSAGE(rank->says("SUCCESS"), rank->text());
+  }
+}
+
+struct Ends {
+  std::array<int, 2> code{};
+  std::array<std::string, 2> text;
+};
+Ends ends_of(const std::string& work) {
+  const int port = free_port();
+  Rank zero(work, 0, 2, port), one(work, 1, 2, port);
+  CHECK(zero.ends_within(start_up));
+  // No rank outlives the others for long.
+  CHECK(one.ends_within(deadline));
+  const Ends out{{zero.exit_code(), one.exit_code()}, {zero.text(), one.text()}};
+  std::printf("%s:\n  %d %s  %d %s", work.c_str(), out.code[0], out.text[0].c_str(), out.code[1],
+              out.text[1].c_str());
+  return out;
+}
+bool has(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("nccl process: a rank" * doctest::skip()) {
+  const char* set = std::getenv("MEGA_TEST_WORK");
+  REQUIRE(set != nullptr);
+  const std::string work = set;
+  mega::run_nccl(
+      [&](NcclProcessComm& comm) {
+        if (work == "collectives") return collectives(comm);
+        if (work == "split") return split(comm);
+        if (work == "channels") return channels(comm);
+        if (work == "steps") return steps(comm);
+        if (work == "one") {
+          Stream stream;
+          Buffer<float> x(stream, {2.0F});
+          comm.all_reduce(stream, x.device(), Reduce::sum);
+          comm.barrier(stream);
+          CHECK(comm.split(0, 0).size() == 1);
+          CHECK(x.fetch(stream)[0] == 2.0F);
+          return;
+        }
+        misbehave(comm, work);
+      },
+      {.deadline = mega::comm::Seconds(deadline)});
+}
+
+TEST_CASE("nccl process: one process, and collectives of two give the serial result bit for bit") {
+  expect_success("one", 1);
+  expect_success("collectives", 2);
+}
+
+TEST_CASE("nccl process: split orders by key, and a negative color is alone") {
+  expect_success("split", 2);
+}
+
+TEST_CASE("nccl process: channels carry messages both ways in order, and slots are used again") {
+  expect_success("channels", 2);
+}
+
+TEST_CASE("nccl process: a rank that is killed or stopped amid steps ends the other in time") {
+  for (const int number : {SIGKILL, SIGSTOP}) {
+    for (const int culprit : {1, 0}) {
+      CAPTURE(number);
+      CAPTURE(culprit);
+      const int port = free_port();
+      Rank zero("steps", 0, 2, port), one("steps", 1, 2, port);
+      REQUIRE(zero.says_within("running", start_up));
+      REQUIRE(one.says_within("running", start_up));
+      Rank& gone = culprit == 0 ? zero : one;
+      Rank& other = culprit == 0 ? one : zero;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      const auto begin = std::chrono::steady_clock::now();
+      gone.signal(number);
+      CHECK(other.ends_within(deadline));
+      const double seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      CHECK(other.exit_code() == 3);
+      const std::string text = other.text();
+      std::printf("signal %d to rank %d: after %.1f s: %s", number, culprit, seconds, text.c_str());
+      const std::string who = "rank " + std::to_string(culprit) + " failed: it";
+      CHECK(has(text,
+                (who + (number == SIGKILL ? "s process ended" : " gave no live sign")).c_str()));
+      const bool names =
+          has(text, "all_reduce(max) #") || has(text, "send #") || has(text, "receive #");
+      CHECK(names);
+    }
+  }
+}
+
+TEST_CASE("nccl process: a rank that throws ends the other at once, with its own exit code") {
+  const Ends ends = ends_of("throw");
+  CHECK(ends.code[1] == 2);
+  CHECK(has(ends.text[1], "rank 1: the disk is gone"));
+  CHECK(ends.code[0] == 3);
+  CHECK(has(ends.text[0], "rank 0: rank 1 failed: the disk is gone"));
+  CHECK(has(ends.text[0], "all_reduce(max) #2 with 1000 float on communicator world of ranks 0,1"));
+}
+
+TEST_CASE("nccl process: a rank that does not come is named, and ended though it sleeps") {
+  const Ends ends = ends_of("stall");
+  const char* const text =
+      "all_reduce(max) #2 with 1000 float on communicator world of ranks 0,1: rank 1 did not call "
+      "it within 5 s";
+  for (int r = 0; r < 2; ++r) {
+    CHECK(ends.code[static_cast<std::size_t>(r)] == 3);
+    CHECK(has(ends.text[static_cast<std::size_t>(r)], text));
+  }
+}
+
+TEST_CASE("nccl process: ranks that call different collectives are told so") {
+  const Ends ends = ends_of("mismatch");
+  for (int r = 0; r < 2; ++r) {
+    const std::string& text = ends.text[static_cast<std::size_t>(r)];
+    CHECK(ends.code[static_cast<std::size_t>(r)] == 3);
+    CHECK(has(text, "communicator world of ranks 0,1 disagrees"));
+    CHECK(has(text, "rank 0 called all_reduce(max) #2 with 1000 float"));
+    CHECK(has(text, "rank 1 called all_reduce(max) #2 with 8388608 float"));
+  }
+}
+
+TEST_CASE("nccl process: channels whose slot does not fit, or never comes") {
+  const Ends misfit = ends_of("message_size");
+  CHECK(misfit.code[0] == 3);
+  CHECK(has(misfit.text[0],
+            "channel 2 from rank 0 to rank 1: message #1 has 8 bytes, its slot has 7"));
+  const Ends late = ends_of("no_slot");
+  CHECK(late.code[0] == 3);
+  CHECK(has(late.text[0],
+            "send #1 on channel 2 from rank 0 to rank 1: rank 1 posted no slot within 5 s"));
+}
