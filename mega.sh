@@ -9,9 +9,11 @@ usage() {
   cat <<'TEXT'
 usage: ./mega.sh VERB
 
-  train [gpt3|llama3] [ARGUMENT...]   set up, build and run the trainer; default gpt3. Arguments go
-                                      to the program: --data FILE|DIR|x.jsonl, --help, ...
-  test                                set up, build and run every test that needs no GPU
+  train [MODEL] [ARGUMENT...]         set up, build and run the trainer of gpt3 (the default),
+                                      llama3, or on NVIDIA GPUs gpt3-cuda or llama3-cuda.
+                                      Arguments go to the program: --data FILE|DIR|x.jsonl, --help
+  test                                set up, build and run every test; those of GPUs are compiled
+                                      where nvcc is, and run where GPUs are
   build                               set up and build the programs, into build/bin
   help                                print this
 
@@ -27,11 +29,20 @@ PROGRAM_PACKAGES=("${TRAIN_PACKAGES[@]}" libopenmpi-dev openmpi-bin:mpirun zlib1
 TEST_PACKAGES=("${PROGRAM_PACKAGES[@]}" doctest-dev librange-v3-dev libbenchmark-dev python3:python3
                clang-format-14:clang-format binutils:objdump)
 
-# The demonstration: 8 ranks as threads, on the licence texts of this machine unless --data is given,
-# then a validation, a checkpoint and a sampled continuation. The user's arguments come after.
+# The demonstration: 8 ranks as threads, or one GPU, on the licence texts of this machine unless
+# --data is given, then a validation, a checkpoint and a sampled continuation. The user's arguments
+# come after.
 demo_arguments() {
-  DEMO_ARGUMENTS=(--tp 2 --pp 2 --dp 2 --train-iters 600 --lr-warmup-iters 20
-                  --sample-tokens 200 --save "$ROOT/build/checkpoints/$1-$(date +%Y%m%d-%H%M%S)")
+  DEMO_ARGUMENTS=(--train-iters 600 --lr-warmup-iters 20 --sample-tokens 200
+                  --save "$ROOT/build/checkpoints/$1-$(date +%Y%m%d-%H%M%S)")
+  [[ $1 == *-cuda ]] || DEMO_ARGUMENTS+=(--tp 2 --pp 2 --dp 2)
+}
+
+# Whether nvcc is here; then CMake finds it, too.
+find_nvcc() {
+  local nvcc
+  nvcc=$(command -v "${CUDACXX:-nvcc}" || command -v /usr/local/cuda/bin/nvcc) || return 1
+  export CUDACXX=$nvcc
 }
 
 say() { printf '\n== %s\n' "$*" >&2; }
@@ -87,35 +98,45 @@ build() {
   cmake --build --preset "$preset" --parallel "$(nproc)" --target "$@" >&2
 }
 
-# A first configuration for programs asks for no test package; a later one keeps what is there.
+# configure_programs PRESET FOLDER: a first configuration asks for no test package; a later one keeps
+# what is there.
 configure_programs() {
   local options=()
-  if [[ ! -f build/CMakeCache.txt ]]; then options=(-D MEGA_BUILD_TESTS=OFF); fi
-  configure release "${options[@]}"
+  if [[ ! -f $2/CMakeCache.txt ]]; then options=(-D MEGA_BUILD_TESTS=OFF); fi
+  # CMake asks the GPU for its architecture; without one, for that of an H100 or H200.
+  if [[ $1 == cuda ]] && ! nvidia-smi -L >/dev/null 2>&1; then
+    options+=(-D CMAKE_CUDA_ARCHITECTURES=90)
+  fi
+  configure "$1" "${options[@]}"
 }
 
 train() {
-  local model=gpt3
+  local model=gpt3 preset=release folder=build
   case ${1:-} in
-    gpt3 | llama3)
+    gpt3 | llama3 | gpt3-cuda | llama3-cuda)
       model=$1
       shift
       ;;
     "" | -*) ;;
-    *) die "unknown model $1; train takes gpt3 or llama3, then the program's arguments." ;;
+    *) die "unknown model $1; train takes gpt3, llama3, gpt3-cuda or llama3-cuda, then the program's arguments." ;;
   esac
+  if [[ $model == *-cuda ]]; then
+    find_nvcc ||
+      die "$model needs nvcc, which is neither in PATH nor in /usr/local/cuda/bin; install NVIDIA's CUDA toolkit 13, with NCCL for several GPUs and cuDNN for its attention, or train ${model%-cuda} on the processor."
+    preset=cuda folder=build-cuda
+  fi
   install_missing "${TRAIN_PACKAGES[@]}"
-  configure_programs
-  build release "mega-$model"
+  configure_programs "$preset" "$folder"
+  build "$preset" "mega-$model"
   say "training $model"
   demo_arguments "$model"
   cd "$CALLED_FROM"  # where the user's relative paths begin
-  exec "$ROOT/build/bin/mega-$model" "${DEMO_ARGUMENTS[@]}" "$@"
+  exec "$ROOT/$folder/bin/mega-$model" "${DEMO_ARGUMENTS[@]}" "$@"
 }
 
 build_programs() {
   install_missing "${PROGRAM_PACKAGES[@]}"
-  configure_programs
+  configure_programs release build
   build release programs
   say "the programs are in build/bin"
 }
@@ -137,6 +158,14 @@ run_tests() {
     say "testing under $sanitizer"
     ctest --preset "$sanitizer" --parallel "$(nproc)"
   done
+  if find_nvcc; then
+    configure cuda-check "${options[@]}" -D MEGA_REQUIRE_PACKAGES=OFF
+    build cuda-check cuda_programs
+    say "testing what was built with nvcc"
+    ctest --preset cuda-check
+  else
+    say "nvcc is not here, so nothing of CUDA was compiled"
+  fi
 }
 
 main() {

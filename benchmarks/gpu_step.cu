@@ -125,7 +125,7 @@ void settle(CLI::App& app, CommandLine& line) {
   mega::expects(
       o.attention == AttentionChoice::built_in || cudnn_fits, mega::ErrorCode::usage, [&] {
         return sentence("--attention ", name_of(o.attention, attention_names), " needs ",
-                        has_cudnn ? "--precision bf16" : "a build with MEGA_GPU_STEP_CUDNN",
+                        has_cudnn ? "--precision bf16" : "a build with MEGA_WITH_CUDNN",
                         "; use built-in");
       });
   mega::expects(o.traced_steps == 0 || can_trace, mega::ErrorCode::usage,

@@ -9,7 +9,9 @@ set(MEGA_PROVIDERS
     "^cblas\\.h$" blas
     "^mpi\\.h$" mpi
     "^range/v3/" ranges
-    "^(cuda_runtime|cuda_runtime_api|cuda|cublas_v2)\\.h$" cuda
+    "^(cuda|cuda_runtime|cuda_runtime_api|cuda_bf16|cudaTypedefs|cublas_v2|cublasLt)\\.h$" cuda
+    "^cudnn(_graph)?\\.h$" cudnn
+    "^nccl\\.h$" nccl
     "^CLI/" cli
     "^benchmark/" benchmark
     "^zlib\\.h$" zlib)
@@ -39,7 +41,8 @@ macro(mega_find_build_component name)
 endmacro()
 
 # mega_components_of(<out> <file>...): the components that the files reach through their includes.
-# Includes of mega are followed; conditional ones count.
+# Includes of mega are followed; conditional ones count, but those under #ifdef MEGA_WITH_NAME only
+# where the component `name` is there, which defines that.
 function(mega_components_of out)
   set(open ${ARGN})
   set(seen)
@@ -56,9 +59,26 @@ function(mega_components_of out)
       set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
     endif()
     get_filename_component(folder ${file} DIRECTORY)
-    file(STRINGS ${file} lines REGEX "^[ \t]*#[ \t]*include[ \t]*[<\"]")
+    file(STRINGS ${file} lines REGEX "^[ \t]*#[ \t]*(include[ \t]*[<\"]|if|el|endif)")
+    set(conditions)
     foreach(line IN LISTS lines)
-      if(NOT line MATCHES "([<\"])([^>\"]+)[>\"]")
+      if(line MATCHES "# *ifdef +MEGA_WITH_(CUDNN|NCCL)")
+        string(TOLOWER ${CMAKE_MATCH_1} condition)
+        mega_find_build_component(${condition})
+        if(TARGET mega::${condition})
+          list(APPEND conditions holds)
+        else()
+          list(APPEND conditions fails)
+        endif()
+      elseif(line MATCHES "# *if")
+        list(APPEND conditions holds)
+      elseif(line MATCHES "# *el")
+        list(POP_BACK conditions)
+        list(APPEND conditions holds)
+      elseif(line MATCHES "# *endif")
+        list(POP_BACK conditions)
+      endif()
+      if("fails" IN_LIST conditions OR NOT line MATCHES "include[ \t]*([<\"])([^>\"]+)[>\"]")
         continue()
       endif()
       set(header ${CMAKE_MATCH_2})
@@ -103,7 +123,7 @@ endfunction()
 function(mega_leave_out what)
   set(unwanted ${MEGA_WITHOUT})
   if(NOT MEGA_WITH_CUDA)
-    list(APPEND unwanted cuda)
+    list(APPEND unwanted cuda cudnn nccl)
   endif()
   set(wanted ${ARGN})
   list(REMOVE_ITEM wanted ${unwanted})

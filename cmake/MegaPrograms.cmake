@@ -1,13 +1,18 @@
 # Programs by folder: a folder that exists becomes a target, and a target links what it includes.
 #
 #   examples/NN_name/main.cpp  -> example_NN_name  build/bin/NN_name
-#   examples/gpt3/main.cpp     -> mega-gpt3        build/bin/mega-gpt3   (likewise llama3)
+#   examples/gpt3/main.cpp     -> mega-gpt3        build/bin/mega-gpt3   (likewise llama3, gpt3-cuda)
 #   tools/NAME/main.cpp        -> NAME             build/bin/NAME
-#   benchmarks/NAME.cpp        -> bench_NAME       build/bin/bench_NAME
+#   benchmarks/NAME.cpp        -> bench_NAME       build/bin/bench_NAME  (likewise NAME.cu)
 #
-# The other .cpp files of a program's folder belong to it. .cu files are compiled only with
-# MEGA_WITH_CUDA.
+# The other .cpp and .cu files of a program's folder belong to it, and those of benchmarks/gpu to
+# benchmarks/gpu_step.cu. .cu files are compiled only with MEGA_WITH_CUDA; the target cuda_programs
+# builds what has them.
 include(MegaIncludes)
+
+if(MEGA_WITH_CUDA)
+  add_custom_target(cuda_programs)
+endif()
 
 # Flags of everything that is built here; nothing of it reaches a user of mega::mega.
 add_library(mega_build_flags INTERFACE)
@@ -48,6 +53,9 @@ function(mega_add_executable target)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
   list(TRANSFORM components PREPEND "mega::")
   target_link_libraries(${target} PRIVATE mega::mega ${components} mega_build_flags)
+  if("${ARGN}" MATCHES "\\.cu(;|$)" AND TARGET cuda_programs)
+    add_dependencies(cuda_programs ${target})
+  endif()
 endfunction()
 
 function(mega_add_program target name folder)
@@ -88,10 +96,20 @@ endfunction()
 function(mega_add_benchmarks)
   add_custom_target(benchmarks)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/benchmarks/*.cpp)
+  if(MEGA_WITH_CUDA)
+    file(GLOB device_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/benchmarks/*.cu)
+    list(APPEND sources ${device_sources})
+  endif()
   foreach(source IN LISTS sources)
     get_filename_component(name ${source} NAME_WE)
-    mega_add_executable(bench_${name} ${source})
+    set(parts)
+    if(name STREQUAL "gpu_step")
+      file(GLOB parts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/benchmarks/gpu/*.cu)
+    endif()
+    mega_add_executable(bench_${name} ${source} ${parts})
     if(TARGET bench_${name})
+      # Their includes of their own parts and of the trainers' choices are paths from the root.
+      target_include_directories(bench_${name} PRIVATE ${PROJECT_SOURCE_DIR})
       set_target_properties(bench_${name} PROPERTIES
                             RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
       add_dependencies(benchmarks bench_${name})

@@ -11,9 +11,14 @@
 # | blas      | nn/blas.hpp                      | libopenblas-dev, or another CBLAS   |
 # | mpi       | comm/mpi.hpp                     | libopenmpi-dev, openmpi-bin         |
 # | ranges    | ranges/                          | librange-v3-dev                     |
-# | cuda      | cuda/ and every .cuh             | NVIDIA's CUDA toolkit               |
+# | cuda      | cuda/, nn/cublas*.hpp, all .cuh  | NVIDIA's CUDA toolkit               |
+# | cudnn     | nn/cudnn_attention.hpp           | NVIDIA's cuDNN 9                    |
+# | nccl      | comm/nccl.hpp                    | NVIDIA's NCCL                       |
+#
+# cudnn and nccl define MEGA_WITH_CUDNN and MEGA_WITH_NCCL for what links them. CMAKE_PREFIX_PATH
+# may name where they are, such as the folders nvidia/cudnn and nvidia/nccl of Python packages.
 include_guard(GLOBAL)
-set(MEGA_COMPONENTS threads json ckpt blas mpi ranges cuda)
+set(MEGA_COMPONENTS threads json ckpt blas mpi ranges cuda cudnn nccl)
 
 # mega::<name> is an imported target, so that nothing of this machine's paths is exported.
 function(mega_define_component name)
@@ -27,14 +32,15 @@ function(mega_find_plain_package target header)
     return()
   endif()
   string(MAKE_C_IDENTIFIER "MEGA_${header}_DIR" directory)
-  find_path(${directory} ${header} PATH_SUFFIXES openblas openblas-pthread)
+  find_path(${directory} ${header} PATH_SUFFIXES openblas openblas-pthread
+            HINTS ${CUDAToolkit_INCLUDE_DIRS})
   if(NOT ${directory})
     return()
   endif()
   set(library)
   if(ARGN)
     string(MAKE_C_IDENTIFIER "MEGA_${header}_LIBRARY" library)
-    find_library(${library} NAMES ${ARGN})
+    find_library(${library} NAMES ${ARGN} HINTS ${CUDAToolkit_LIBRARY_DIR})
     if(NOT ${library})
       return()
     endif()
@@ -46,6 +52,21 @@ function(mega_find_plain_package target header)
     target_link_libraries(${target} INTERFACE ${${library}})
   endif()
 endfunction()
+
+# For a library of NVIDIA's that stands beside the toolkit or elsewhere. A Python package of it has
+# the library under its full name alone.
+macro(mega_find_nvidia_component name header library version)
+  mega_find_component(cuda)
+  if(TARGET mega::cuda)
+    find_package(CUDAToolkit QUIET)
+    mega_find_plain_package(mega::${name}_library ${header} ${library} lib${library}.so.${version})
+    if(TARGET mega::${name}_library)
+      string(TOUPPER ${name} switch)
+      mega_define_component(${name} mega::cuda mega::${name}_library)
+      target_compile_definitions(mega::${name} INTERFACE MEGA_WITH_${switch})
+    endif()
+  endif()
+endmacro()
 
 # A macro, since find_package must see the caller's scope.
 macro(mega_find_component name)
@@ -86,8 +107,12 @@ macro(mega_find_component name)
     elseif("${name}" STREQUAL "cuda")
       find_package(CUDAToolkit QUIET GLOBAL)
       if(TARGET CUDA::cudart)
-        mega_define_component(cuda CUDA::cudart CUDA::cublas)
+        mega_define_component(cuda CUDA::cudart CUDA::cublas CUDA::cublasLt)
       endif()
+    elseif("${name}" STREQUAL "cudnn")
+      mega_find_nvidia_component(cudnn cudnn_graph.h cudnn 9)
+    elseif("${name}" STREQUAL "nccl")
+      mega_find_nvidia_component(nccl nccl.h nccl 2)
     endif()
   endif()
 endmacro()

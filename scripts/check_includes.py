@@ -14,7 +14,8 @@ from pathlib import Path
 
 # Headers that need a package, or that not every trainer needs: included by name, never by mega.hpp.
 OPT_IN = ("nn/blas.hpp", "nn/cublas.hpp", "nn/cublas_lt.hpp", "nn/cudnn_attention.hpp", "comm/device_channel.hpp", "comm/mpi.hpp",
-          "comm/nccl.hpp", "comm/nccl_process.hpp", "comm/bootstrap.hpp", "data/jsonl.hpp", "ckpt/", "ranges/",
+          "comm/nccl.hpp", "comm/nccl_process.hpp", "comm/bootstrap.hpp", "data/jsonl.hpp",
+          "ckpt/", "ranges/",
           "scope/server.hpp", "cuda/", "host/host_async.hpp",
           # policies beyond interleaved 1F1B, and what adapts or relaxes an order
           "dpp/zero_bubble.hpp", "dpp/v_schedule.hpp", "dpp/dual_pipe_v.hpp", "dpp/adaptive.hpp",

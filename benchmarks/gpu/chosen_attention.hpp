@@ -7,7 +7,7 @@
 #include <mega/nn/attention_shape.hpp>
 #include <mega/nn/kernels.hpp>
 
-#ifdef MEGA_GPU_STEP_CUDNN
+#ifdef MEGA_WITH_CUDNN
 #include <mega/nn/cudnn_attention.hpp>
 #endif
 
@@ -18,7 +18,7 @@
 
 namespace gpu_step {
 
-#ifdef MEGA_GPU_STEP_CUDNN
+#ifdef MEGA_WITH_CUDNN
 inline constexpr bool has_cudnn = true;
 #else
 inline constexpr bool has_cudnn = false;
@@ -73,7 +73,7 @@ struct ChosenAttention {
   /// use(policy) with the chosen one.
   template <class Use>
   static void with(const Use& use) {
-#ifdef MEGA_GPU_STEP_CUDNN
+#ifdef MEGA_WITH_CUDNN
     if (choice == AttentionChoice::cudnn) return use(mega::nn::CudnnAttention<false>{});
     if (choice == AttentionChoice::cudnn_deterministic)
       return use(mega::nn::CudnnAttention<true>{});

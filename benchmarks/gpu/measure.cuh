@@ -8,7 +8,7 @@
 #include <mega/mega.hpp>
 #include <mega/nn/cublas_lt.hpp>
 
-#ifdef MEGA_GPU_STEP_NCCL
+#ifdef MEGA_WITH_NCCL
 #include <mega/comm/nccl.hpp>
 #endif
 
@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -183,6 +184,18 @@ void plan(const Options& o, Measurement& out) {
 
 inline constexpr double learning_rate = 1e-4;
 
+/// Returns once all ranks are here and no collective is under way: what comes next may wait for the
+/// GPUs of all ranks.
+template <class Trainer>
+void meet(Trainer& trainer) {
+  auto& world = trainer.world();
+  if constexpr (mega::comm::has_attended_calls<std::remove_cvref_t<decltype(world)>>) {
+    world.attend(true);
+    world.barrier(trainer.compute());
+    world.attend(false);
+  }
+}
+
 /// Times steps as a trainer runs them: queued one behind the other, the loss read now and then.
 /// A step is what lies between two passages of the same place, the boundary of two steps on the
 /// compute stream; so it holds one update whether or not the host has waited in between. The step
@@ -201,6 +214,7 @@ void time_steps(Trainer& trainer, const Options& o, const std::array<RandomToken
   (void)trainer.result();
 
   std::vector<TimedEvent> events(static_cast<std::size_t>(o.steps) + 1);
+  meet(trainer);
   const auto begin = std::chrono::steady_clock::now();
   queue();
   read_if_due(o.result_every);
@@ -230,10 +244,13 @@ void trace_steps(Trainer& trainer, const Options& o, const std::array<RandomToke
     }
   };
   trainer.synchronize();
+  meet(trainer);
   trace([&] { KernelTrace::start(0); });
+  meet(trainer);
   for (int i = 0; i < o.traced_steps; ++i)
     trainer.queue_step(batches[static_cast<std::size_t>(i % 2)], learning_rate);
   trainer.synchronize();
+  meet(trainer);
   trace([&] {
     out.activities = KernelTrace::stop();
     out.compute_stream = KernelTrace::stream_id(trainer.compute().native());
@@ -292,7 +309,7 @@ template <class Spec, class Element>
     run_rank<Spec, Element>(world, o, free_at_start, out, mutex);
     return out;
   }
-#ifdef MEGA_GPU_STEP_NCCL
+#ifdef MEGA_WITH_NCCL
   // Ranks that hold other layers time other products, and meanwhile the rest wait for them.
   mega::run_gpus(
       ranks,
@@ -303,7 +320,7 @@ template <class Spec, class Element>
   throw mega::Error(mega::ErrorCode::usage,
                     mega::sentence(to_string(o.mesh), " needs ", ranks,
                                    " GPUs, but this program was built without NCCL; build it with "
-                                   "MEGA_GPU_STEP_NCCL"));
+                                   "MEGA_WITH_NCCL"));
 #endif
 }
 

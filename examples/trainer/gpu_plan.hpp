@@ -116,8 +116,9 @@ template <class Spec, class Kernels>
     auto& memory = out[place].memory;
     memory.push_back({"matrix products", mega::nn::cublas_lt_workspace_bytes});
     memory.push_back({"attention", attention_bytes<Kernels>(job, job.run.micro_batch)});
-    memory.push_back({"communicators", static_cast<std::size_t>(communicators(job, place)) *
-                                           nccl_communicator_bytes});
+    if (const int count = communicators(job, place); count > 0)
+      memory.push_back(
+          {"communicators", static_cast<std::size_t>(count) * nccl_communicator_bytes});
     if (sampling.empty()) continue;
     const std::size_t logits = sizeof(typename Kernels::element) *
                                static_cast<std::size_t>(job.run.sequence * job.model.vocab);

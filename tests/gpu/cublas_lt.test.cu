@@ -239,7 +239,9 @@ void check_gemm(const std::string& what, const Factors<T>& f, Random& random) {
           return c.read(stream);
         };
         const std::vector<C> first = run();
-        check_close(what, first, expected, s.n, s.pad, bound_of_sums<T, C>());
+        // Some algorithms round the product before they add what C held.
+        const double roundings = std::is_same_v<C, Bfloat16> && beta != 0 ? 1.5 : 1.0;
+        check_close(what, first, expected, s.n, s.pad, roundings * bound_of_sums<T, C>());
         c.reset(stream);
         CHECK(same_bits(run(), first));
       }

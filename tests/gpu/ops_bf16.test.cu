@@ -47,8 +47,9 @@ template <class T>
 class Stored : public AnyTwin {
  public:
   explicit Stored(std::vector<float> initial)
-      : initial_(std::move(initial)), host_(initial_), memory_(initial_.size() * sizeof(T)) {
-    for (const float value : initial_) as_stored_.push_back(T(value));
+      : initial_(std::move(initial)), memory_(initial_.size() * sizeof(T)) {
+    for (float& value : initial_) value = as_stored_.emplace_back(T(value));
+    host_ = initial_;
   }
 
   [[nodiscard]] Index size() const { return static_cast<Index>(initial_.size()); }
@@ -217,11 +218,16 @@ void check_column_sums(const std::string& result, const Twin<float>& sum,
 struct Shape {
   Index rows, cols;
 };
-// Odd widths go without packs. The last are too long for a single pass of layer norm's backward,
-// and for registers.
+// Odd widths go without packs. The last is too long for a single pass of backward, and for
+// registers.
 const std::vector<Shape> shapes = {{1, 8},     {1, 7},      {3, 33},   {37, 64},
                                    {129, 257}, {300, 1032}, {2, 4104}, {5, 768},
                                    {64, 2048}, {700, 96},   {3, 8192}, {2, 20008}};
+/// On both sides of the widths where backward takes other groups of threads; rows that end inside
+/// of a block, one to a group, many to a group, fewer than groups.
+const std::vector<Shape> group_shapes = {{7, 776},   {133, 768}, {1237, 2048}, {67, 2056},
+                                         {35, 4096}, {19, 8192}, {300, 8200},  {1601, 256},
+                                         {11, 264},  {29, 520},  {5, 1024}};
 
 }  // namespace
 
@@ -408,6 +414,62 @@ TEST_CASE_TEMPLATE("gpu: backward of a norm in one pass", T, float, Bfloat16) {
       check_close("rms_norm_backward dweight", unwanted_dweight, sums);
     }
   }
+}
+
+TEST_CASE_TEMPLATE("gpu: backward of a norm, with each operand that may be left out or shared", T,
+                   float, Bfloat16) {
+  enum class Place { apart, of_dy, of_dout };
+  for (const auto [rows, cols] : group_shapes)
+    for (const bool with_branch : {false, true})
+      for (const bool residual : {false, true})
+        for (const Place place : {Place::apart, Place::of_dy, Place::of_dout}) {
+          if (place == Place::of_dy && !residual) continue;
+          CAPTURE(rows);
+          CAPTURE(cols);
+          CAPTURE(with_branch);
+          CAPTURE(residual);
+          CAPTURE(static_cast<int>(place));
+          Operands<T> t(rows * 10000 + cols + 4);
+          auto& x = t.grid(rows * cols);
+          auto& dout = t.grid(place == Place::of_dout ? 0 : rows * cols);
+          auto& dy = t.grid(residual && place != Place::of_dy ? rows * cols : 0);
+          auto& weight = t.grid(cols, 1, 2);
+          auto& mean = t.floats(rows, -0.2F, 0.2F);
+          auto& rstd = t.floats(rows, 0.7F, 1.0F);
+          auto& dx = place == Place::apart ? t.poisoned(rows * cols) : t.grid(rows * cols);
+          auto& rms_dx = place == Place::apart ? t.poisoned(rows * cols) : t.grid(rows * cols);
+          auto& dweight = t.floats(cols);
+          auto& dbias = t.floats(cols);
+          auto& rms_dweight = t.floats(cols);
+          auto& dbranch = t.floats(with_branch ? cols : 0);
+          auto& rms_dbranch = t.floats(with_branch ? cols : 0);
+          const auto initial = [](Twin<float>& twin) {
+            const Vector<float> values = twin(OnHost{});
+            return std::vector<float>(values.data(), values.data() + values.size());
+          };
+          const std::vector<float> before = initial(dbranch), rms_before = initial(rms_dbranch);
+          t.run([&](auto& s, auto at) {
+            const auto all = [&](Stored<T>& m, Stored<T>& to, bool shared) {
+              return shared ? to.matrix(at, rows) : m.matrix(at, m.size() == 0 ? 0 : rows);
+            };
+            layer_norm_backward(s, dx.matrix(at, rows), dweight(at), dbias(at),
+                                all(dy, dx, place == Place::of_dy),
+                                all(dout, dx, place == Place::of_dout), x.matrix(at, rows),
+                                weight(at), mean(at), rstd(at), dbranch(at));
+            rms_norm_backward(s, rms_dx.matrix(at, rows), rms_dweight(at),
+                              all(dy, rms_dx, place == Place::of_dy),
+                              all(dout, rms_dx, place == Place::of_dout), x.matrix(at, rows),
+                              weight(at), rstd(at), rms_dbranch(at));
+          });
+          check_close("layer_norm_backward dx", dx);
+          check_close("layer_norm_backward dweight", dweight, sums);
+          check_close("layer_norm_backward dbias", dbias, sums);
+          check_close("rms_norm_backward dx", rms_dx);
+          check_close("rms_norm_backward dweight", rms_dweight, sums);
+          if (!with_branch) continue;
+          check_column_sums("layer_norm_backward dbranch_bias", dbranch, before, dx);
+          check_column_sums("rms_norm_backward dbranch_bias", rms_dbranch, rms_before, rms_dx);
+        }
 }
 
 TEST_CASE_TEMPLATE("gpu: elements and columns of stored matrices", T, float, Bfloat16) {

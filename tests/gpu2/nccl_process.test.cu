@@ -183,6 +183,49 @@ void split(NcclProcessComm& comm) {
   CHECK(told.fetch(stream)[0] == 164);
 }
 
+/// Splits while collectives and messages are under way, and where slots are posted.
+void split_amid_messages(NcclProcessComm& comm) {
+  constexpr Index n = (16 << 20) + 3;
+  const int peer = 1 - comm.rank();
+  Stream stream, receiving;
+  const std::vector<std::int32_t> mine(static_cast<std::size_t>(n), comm.rank() + 5);
+  Buffer<std::int32_t> x(stream, mine), sent(stream, mine), got(n), told(stream, {comm.rank()});
+  NcclProcessComm other = comm.split(0, 0);
+  auto sender = comm.open_sender(peer, 1);
+  auto receiver = comm.open_receiver(peer, 1);
+  receiver.post(receiving, bytes(got.device()));
+  for (int i = 0; i < 20; ++i) other.all_reduce(stream, x.device(), Reduce::max);
+  sender.send(stream, message(sent.device()));
+  receiver.complete(receiving);
+  NcclProcessComm second = comm.split(0, -comm.rank());
+  CHECK(second.rank() == peer);
+  second.broadcast(stream, told.device(), 0);
+  CHECK(told.fetch(stream)[0] == 1);
+  CHECK((got.fetch(receiving) == std::vector<std::int32_t>(mine.size(), peer + 5)));
+  CHECK((x.fetch(stream) == std::vector<std::int32_t>(mine.size(), 6)));
+  // A posted slot is refused on both ranks, and harms nothing.
+  receiver.post(receiving, bytes(told.device()));
+  const std::string slot =
+      "split #3 on communicator world of ranks 0,1: slot #2 on channel 1 from rank " +
+      std::to_string(peer) + " to rank " + std::to_string(comm.rank()) + " is posted";
+  CHECK_THROWS_WITH_AS((void)comm.split(0, 0), doctest::Contains(slot.c_str()), mega::Error);
+  sender.send(stream, message(sent.device().slice(0, 1)));
+  receiver.complete(receiving);
+  NcclProcessComm third = comm.split(0, 0);
+  third.all_reduce(receiving, told.device(), Reduce::sum);
+  CHECK(told.fetch(receiving)[0] == 11);
+  {
+    auto given_up = comm.open_receiver(peer, 2);
+    auto unused = comm.open_sender(peer, 2);
+    given_up.post(receiving, bytes(got.device()));
+    comm.barrier(stream);
+    stream.synchronize();
+  }
+  NcclProcessComm fourth = comm.split(0, 0);
+  fourth.all_reduce(receiving, told.device(), Reduce::sum);
+  CHECK(told.fetch(receiving)[0] == 22);
+}
+
 /// Both ranks post, then send to each other on two channels, and use their slots again.
 void channels(NcclProcessComm& comm) {
   constexpr Index words = (8 << 20) / 4 + 1;
@@ -285,8 +328,27 @@ void misbehave(NcclProcessComm& comm, const std::string& work) {
     throw mega::Error(mega::ErrorCode::bad_input, "the disk is gone");
   }
   if (work == "stall" && faulty) std::this_thread::sleep_for(std::chrono::seconds(600));
-  Buffer<std::byte> memory(8);
-  if (work == "no_slot" || work == "message_size") {
+  // NCCL takes a message of 8 bytes at once, and keeps a stream waiting with one of 64 MiB.
+  Buffer<std::byte> memory(work == "no_slot_large" ? 64 << 20 : 8);
+  if (work == "no_slot_at_end") {
+    if (faulty) return (void)comm.open_receiver(0, 2);
+    return comm.open_sender(1, 2).send(stream, Vector<const std::byte>(memory.device()));
+  }
+  if (work == "no_message" || work == "no_call") {
+    // Rank 0 comes to its end long before rank 1 waits for it.
+    if (!faulty && work == "no_message") return (void)comm.open_sender(1, 2);
+    if (!faulty) return;
+    if (work == "no_message") {
+      auto receiver = comm.open_receiver(0, 2);
+      receiver.post(stream, memory.device());
+      std::this_thread::sleep_for(std::chrono::seconds(2));
+      receiver.complete(stream);
+      stream.synchronize();
+    } else {
+      std::this_thread::sleep_for(std::chrono::seconds(2));
+      comm.all_reduce(stream, x.device(), Reduce::max);
+    }
+  } else if (work == "no_slot" || work == "no_slot_large" || work == "message_size") {
     if (faulty) {
       auto receiver = comm.open_receiver(0, 2);
       if (work == "message_size") {
@@ -445,6 +507,7 @@ TEST_CASE("nccl process: a rank" * doctest::skip()) {
       [&](NcclProcessComm& comm) {
         if (work == "collectives") return collectives(comm);
         if (work == "split") return split(comm);
+        if (work == "split_amid_messages") return split_amid_messages(comm);
         if (work == "channels") return channels(comm);
         if (work == "steps") return steps(comm);
         if (work == "one") {
@@ -468,6 +531,10 @@ TEST_CASE("nccl process: one process, and collectives of two give the serial res
 
 TEST_CASE("nccl process: split orders by key, and a negative color is alone") {
   expect_success("split", 2);
+}
+
+TEST_CASE("nccl process: split waits for what is under way, and refuses where a slot is posted") {
+  expect_success("split_amid_messages", 2);
 }
 
 TEST_CASE("nccl process: channels carry messages both ways in order, and slots are used again") {
@@ -540,8 +607,33 @@ TEST_CASE("nccl process: channels whose slot does not fit, or never comes") {
   CHECK(misfit.code[0] == 3);
   CHECK(has(misfit.text[0],
             "channel 2 from rank 0 to rank 1: message #1 has 8 bytes, its slot has 7"));
-  const Ends late = ends_of("no_slot");
-  CHECK(late.code[0] == 3);
-  CHECK(has(late.text[0],
-            "send #1 on channel 2 from rank 0 to rank 1: rank 1 posted no slot within 5 s"));
+  for (const char* work : {"no_slot", "no_slot_large"}) {
+    CAPTURE(work);
+    const Ends late = ends_of(work);
+    for (int r = 0; r < 2; ++r) {
+      CHECK(late.code[static_cast<std::size_t>(r)] == 3);
+      CHECK(has(late.text[static_cast<std::size_t>(r)],
+                "send #1 on channel 2 from rank 0 to rank 1: rank 1 posted no slot within 5 s"));
+    }
+  }
+}
+
+TEST_CASE("nccl process: a rank at its end names what another waits for, and what nobody took") {
+  constexpr std::array<std::array<const char*, 2>, 3> cases{{
+      {"no_slot_at_end",
+       "send #1 on channel 2 from rank 0 to rank 1: rank 1 posted no slot before its end"},
+      {"no_message",
+       "receive #1 on channel 2 from rank 0 to rank 1: rank 0 sent no message within 5 s"},
+      {"no_call",
+       "all_reduce(max) #2 with 1000 float on communicator world of ranks 0,1: rank 0 did not call "
+       "it within 5 s"},
+  }};
+  for (const auto& [work, text] : cases) {
+    CAPTURE(work);
+    const Ends ends = ends_of(work);
+    for (int r = 0; r < 2; ++r) {
+      CHECK(ends.code[static_cast<std::size_t>(r)] == 3);
+      CHECK(has(ends.text[static_cast<std::size_t>(r)], text));
+    }
+  }
 }

@@ -30,8 +30,7 @@ enum class Reduce : std::uint8_t { sum, max };
 
 /// Element types that cross a communicator. Bfloat16 is added in float and rounded after each sum.
 template <class T>
-concept element =
-    std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, Bfloat16> ||
+concept element = std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, Bfloat16> ||
     std::same_as<T, std::int32_t> || std::same_as<T, std::int64_t> || std::same_as<T, std::byte>;
 
 /// The split point of the canonical reduction tree over [lo, hi), hi - lo >= 2.
@@ -152,6 +151,15 @@ concept polls = requires(C& c, bool (*done)(), std::string (*late)(const std::st
 template <class C, class S>
 concept has_channel_queries = has_channels<C, S> && tells_whether_it_can_send<typename C::sender> &&
     tells_whether_it_is_ready<typename C::receiver> && polls<C>;
+
+/// Optional. attend(true), on all members: until attend(false), a collective begins once all of
+/// them have called it, and returns to its caller once it is done. For first uses of operations:
+/// allocating, loading code or building a plan may wait until all GPUs of the process are idle, for
+/// ever if a collective on one of them waits for the very rank that does so.
+template <class C>
+concept has_attended_calls = requires(C& c, bool on) {
+  c.attend(on);
+};
 
 /// Everything that the trainer asks of a communicator on streams of type S.
 template <class C, class S>

@@ -417,6 +417,7 @@ class NcclComm {
     std::swap(rank_, other.rank_);
     std::swap(calls_, other.calls_);
     std::swap(splits_, other.splits_);
+    std::swap(attended_, other.attended_);
     return *this;
   }
   /// Ranks of a communicator end it at about the same time. @pre  its collectives are done
@@ -435,6 +436,10 @@ class NcclComm {
   void set_name(std::string name) { group_->roster().set_name(std::move(name)); }
   /// Throws Error(peer_failed) when the run has failed, on whichever rank.
   void throw_if_failed() const { group_->world()->throw_if_failed(); }
+
+  /// While on, the threads of all members meet in a collective before any of them queues it, and
+  /// it returns once it is done on the stream. See has_attended_calls.
+  void attend(bool on) noexcept { attended_ = on; }
 
   /// Makes the new NCCL communicators at once: all ranks split in one order.
   [[nodiscard]] NcclComm split(int color, int key) {
@@ -533,7 +538,13 @@ class NcclComm {
   void issue(cuda::Stream& stream, Call call, const Queue& queue) {
     if (!link_) return;
     call.sequence = ++calls_;
+    if (attended_) {
+      group_->members().collective(rank_,
+                                   {.operation = Operation::barrier, .sequence = call.sequence}, {},
+                                   [](detail::Group&, int) noexcept {});
+    }
     link_->issue(stream, call, queue);
+    if (attended_) stream.synchronize();
   }
 
   template <class T>
@@ -551,8 +562,10 @@ class NcclComm {
   int rank_;
   std::uint64_t calls_ = 0;
   std::uint64_t splits_ = 0;
+  bool attended_ = false;
 };
 
+static_assert(has_attended_calls<NcclComm>);
 static_assert(communicator<NcclComm, cuda::Stream>);
 static_assert(has_channel_queries<NcclComm, cuda::Stream>);
 

@@ -10,7 +10,8 @@
 /// and run_nccl() ends it with a sentence that names the rank and the operation. A process whose
 /// thread does not come to a call by itself is ended a little later. Ranks that call different
 /// collectives are told so once these stand still; results of a mismatch that NCCL lets pass are
-/// not checked.
+/// not checked. A rank that has come to its end names the message or the collective that another
+/// waits for, and one that it sent and nobody took.
 ///
 /// Before CUDA starts, CUDA_DEVICE_MAX_CONNECTIONS becomes 32 unless it is set: with the usual 8
 /// queues, a kernel that waits for a message could stand before the work that the other rank waits
@@ -111,6 +112,12 @@ class Track {
     progress_.end(stream, number(call));
   }
 
+  /// A call that queues nothing.
+  void note(const Call& call) {
+    std::lock_guard lock(mutex_);
+    last_ = call;
+  }
+
   [[nodiscard]] std::optional<Oldest> oldest() {
     std::lock_guard lock(mutex_);
     for (; !pending_.empty() && progress_.ended(number(pending_.front())); begun_ = false)
@@ -168,12 +175,27 @@ class ProcessLink {
   }
   /// Work of the watchdog's thread.
   virtual void advance() {}
+  /// "slot #1 on channel 5 from rank 1 to rank 0", which waits for its message; else empty.
+  [[nodiscard]] virtual std::string held() { return {}; }
+  /// Tells the other members what they need for expect_done(); at this rank's end.
+  virtual void tell_end() {}
+  /// Once all members have come to their end. @throws  where their calls do not match
+  virtual void expect_done() {}
 
   [[nodiscard]] Standing standing() {
     const auto oldest = track_.oldest();
     return {hash_of(key_), issued_.load(), oldest ? oldest->call : Call{}, track_.last()};
   }
+  /// What the members last told of this link, in their order; none where rank 0 does not answer.
+  [[nodiscard]] std::vector<Standing> standings();
   [[nodiscard]] Track& track() noexcept { return track_; }
+
+  /// At this rank's end: a sentence on what the link still waits for; else empty.
+  [[nodiscard]] std::string unmet() {
+    const auto all = standings();
+    const auto oldest = track_.oldest();
+    return oldest ? late(oldest->call, all) : owed(all);
+  }
 
   /// For the watchdog: throws when NCCL reports an error, when the oldest call has stood for the
   /// deadline, and when one that stands is not the others' call.
@@ -196,6 +218,11 @@ class ProcessLink {
   /// Begins to open the communicator; settled() tells when it is. Collective.
   void begin(int size, const ncclUniqueId& id, int member, ncclConfig_t config);
   [[nodiscard]] bool settled();
+  /// Begins with a communicator that NCCL has made, in place of begin().
+  void adopt(ncclComm_t comm);
+  /// A sentence on what another member waits for, which this rank, at its end, does not bring, and
+  /// on messages without a slot; else empty.
+  [[nodiscard]] virtual std::string owed(const std::vector<Standing>& standings) const = 0;
   /// Calls queue(ncclComm_t) and waits until NCCL is done with it.
   template <class Queue, class Text>
   void call(const Queue& queue, const Text& what);
@@ -216,9 +243,6 @@ class ProcessLink {
   template <class Text>
   void await(std::unique_lock<std::mutex>& lock, ncclResult_t status, const Text& what);
   [[noreturn]] void throw_nccl(ncclResult_t status, std::string_view what);
-  [[nodiscard]] std::vector<Standing> standings();
-
-  friend class CollectiveLink;
 
   std::uint64_t compared_ = 0;  // the watchdog's: last call that was compared with the others'
 };
@@ -298,6 +322,31 @@ class ProcessWorld {
     }
   }
 
+  /// Waits until all that this rank has queued is done. @throws  Error(logic) where a slot is
+  /// posted
+  void settle(const std::string& what) {
+    for (const auto& link : links()) {
+      const std::string held = link->held();
+      expects(held.empty(), ErrorCode::logic, [&] {
+        return sentence(what, ": ", held, " is posted; complete it, or end its receiver, before");
+      });
+    }
+    std::string text;
+    poll(
+        [&] {
+          for (const auto& link : links()) {
+            const auto oldest = link->track().oldest();
+            if (!oldest) continue;
+            text = link->text(oldest->call);
+            return false;
+          }
+          return true;
+        },
+        [&](const std::string& when) {
+          return sentence(what, ": ", text, " was not done ", when);
+        });
+  }
+
   /// The run's first failure as this process knows it. @pre  there is one
   [[nodiscard]] std::exception_ptr cause() {
     try {
@@ -332,9 +381,7 @@ class ProcessWorld {
 
   /// Collective: ends all links and leaves the run. @pre  their work is done or will be
   void finish() {
-    std::vector<int> all(static_cast<std::size_t>(control_.size()));
-    std::iota(all.begin(), all.end(), 0);
-    (void)control_.exchange("the closing of NCCL", all, "");
+    await_ends();
     // Channels that nobody has used may still come about; both ends know that by now.
     const std::uint64_t round = rounds_;
     poll([&] { return rounds_ >= round + 2 && connecting == 0; },
@@ -361,10 +408,44 @@ class ProcessWorld {
 
  private:
   static constexpr std::chrono::milliseconds interval{5};
+  static constexpr const char* closing = "the closing of NCCL";
 
   [[nodiscard]] std::vector<std::shared_ptr<ProcessLink>> links() const {
     std::lock_guard lock(mutex_);
     return links_;
+  }
+
+  /// Waits until all ranks have come to their end, with nothing left over between them. Not
+  /// ControlChannel::exchange(), which knows nothing of a message that a missing rank waits for.
+  void await_ends() {
+    const auto open = links();
+    std::vector<int> all(static_cast<std::size_t>(control_.size()));
+    std::iota(all.begin(), all.end(), 0);
+    // Rank 0 passes everything on in order, so these are there once all have come.
+    for (const auto& link : open) link->tell_end();
+    closing_ = true;
+    control_.contribute(closing, all, "");
+    poll([&] { return control_.collect(closing).has_value(); },
+         [&](const std::string& when) {
+           for (const auto& link : open)
+             if (std::string text = link->unmet(); !text.empty()) return text;
+           return sentence(closing, ": ", absent(all), " ", when);
+         });
+    for (const auto& link : open) link->expect_done();
+  }
+  /// "rank 1 did not come", as the ranks' last live signs have it.
+  [[nodiscard]] std::string absent(const std::vector<int>& all) {
+    std::vector<int> out;
+    const auto statuses = control_.statuses(all);
+    for (std::size_t r = 0; r < statuses.size(); ++r) {
+      bool come = false;
+      if (!statuses[r].empty())
+        for (const Standing& at : Unpacker(statuses[r]).numbers<Standing>())
+          come |= at.link == hash_of(closing);
+      if (!come) out.push_back(static_cast<int>(r));
+    }
+    if (statuses.empty()) return "rank 0 did not answer";
+    return out.empty() ? std::string("not all ranks came") : rank_list(out) + " did not come";
   }
 
   /// The GPU of this process: number local_rank, or the only one that it sees. No two may share.
@@ -426,6 +507,7 @@ class ProcessWorld {
     Packer out;
     std::vector<Standing> standings;
     for (const auto& link : links()) standings.push_back(link->standing());
+    if (closing_) standings.push_back({hash_of(closing), 0, {}, {}});
     out.put(std::span<const Standing>(standings));
     return out.take();
   }
@@ -452,6 +534,7 @@ class ProcessWorld {
     }
     return {};
   }
+
   const NcclProcessOptions options_;
   ControlChannel control_;
   int device_ = 0;
@@ -461,6 +544,7 @@ class ProcessWorld {
   std::vector<std::thread> aborting_;
   std::atomic<const ProcessLink*> last_{nullptr};
   bool aborted_ = false;
+  std::atomic<bool> closing_{false};      // this rank has come to its end
   std::atomic<std::uint64_t> rounds_{0};  // of the watchdog over all links
   std::atomic<bool> stop_{false};
   std::mutex waiting_;
@@ -523,6 +607,15 @@ inline void ProcessLink::begin(int size, const ncclUniqueId& id, int member, ncc
   config.blocking = 0;
   check_nccl(ncclCommInitRankConfig(&comm_, size, id, member, &config), "opening " + key_);
 }
+inline void ProcessLink::adopt(ncclComm_t comm) {
+  expects(comm != nullptr, ErrorCode::device,
+          [&] { return sentence("opening ", key_, ": NCCL made no communicator"); });
+  {
+    std::lock_guard lock(mutex_);
+    if (!aborted_) comm_ = std::exchange(comm, nullptr);
+  }
+  if (comm != nullptr) (void)ncclCommAbort(comm);
+}
 inline bool ProcessLink::settled() {
   ncclResult_t status = ncclSuccess;
   {
@@ -549,7 +642,6 @@ inline void ProcessLink::close() {
   }
 }
 
-/// What the members last told of this link, in their order; none where rank 0 does not answer.
 inline std::vector<Standing> ProcessLink::standings() {
   const std::vector<int> ranks = members();
   const std::uint64_t own = hash_of(key_);
@@ -636,21 +728,21 @@ class CollectiveLink final : public ProcessLink {
                 });
   }
   /// Collective over this link's members; a member without a child takes part alike.
+  /// @pre  this rank's work is done
   void split(CollectiveLink* child, int color, int key, const std::string& what) {
-    world_.poll([&] { return !track_.oldest(); },
-                [&](const std::string& when) {
-                  return sentence(what, ": earlier collectives were not done ", when);
-                });
-    // NCCL writes the handle at a moment of its own, so it lies where it outlives this call.
     call(
         [&](ncclComm_t comm) {
           ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
           config.blocking = 0;
-          return ncclCommSplit(comm, child != nullptr ? color : NCCL_SPLIT_NOCOLOR, key,
-                               child != nullptr ? &child->comm_ : &no_child_, &config);
+          const ncclResult_t status = ncclCommSplit(
+              comm, child != nullptr ? color : NCCL_SPLIT_NOCOLOR, key, &child_, &config);
+          // NCCL gives success for a split that has only begun. It is done, and the handle there,
+          // when this communicator says so.
+          return status == ncclSuccess ? ncclInProgress : status;
         },
         [&] { return what; });
     if (child == nullptr) return;
+    child->adopt(std::exchange(child_, nullptr));
     world_.poll(
         [&] { return child->settled(); },
         [&](const std::string& when) { return sentence(what, ": it was not done ", when); });
@@ -661,7 +753,7 @@ class CollectiveLink final : public ProcessLink {
   void issue(cuda::Stream& stream, const Call& call, const Queue& queue) {
     issued_.store(call.sequence);
     world_.note_last(this);
-    if (call.count == 0 && call.type != ElementType::none) return;
+    if (call.count == 0 && call.type != ElementType::none) return track_.note(call);
     track_.run(stream, call, [&] {
       ProcessLink::call([&](ncclComm_t comm) { return queue(comm, stream.native()); },
                         [&] { return text(call); });
@@ -669,9 +761,19 @@ class CollectiveLink final : public ProcessLink {
   }
   [[nodiscard]] void* flag() const noexcept { return world_.word(0); }
 
+ protected:
+  /// This rank makes no more calls, so one of a higher number waits in vain.
+  [[nodiscard]] std::string owed(const std::vector<Standing>& standings) const override {
+    for (const Standing& at : standings)
+      if (at.pending.sequence > issued_) return late(at.pending, standings);
+    return {};
+  }
+
  private:
   const std::shared_ptr<Roster> roster_;
-  ncclComm_t no_child_ = nullptr;
+  // Of a split under way, until it is done: a thread of NCCL's writes it, also after a failure,
+  // when the link still lives but the call that began the split may be gone.
+  ncclComm_t child_ = nullptr;
 };
 
 /// One end of a channel: an NCCL communicator of the two ranks, the source its rank 0. The
@@ -722,6 +824,18 @@ class ChannelEnd : public ProcessLink {
   /// Under state_mutex_.
   [[nodiscard]] bool is_open() const { return state_ == State::open && world_.connecting == 0; }
   virtual void come_open() {}
+  /// Key of the count of slots that the destination has posted when it comes to its end.
+  [[nodiscard]] std::string end_key() const { return key_ + ", end"; }
+  [[nodiscard]] std::string owed(const std::vector<Standing>& standings) const override {
+    if (standings.size() != 2) return {};
+    const std::string within = "within " + to_string(world_.world().deadline());
+    const std::uint64_t sent = source_ ? issued_.load() : standings[0].issued;
+    const std::uint64_t posted = source_ ? standings[1].issued : issued_.load();
+    // NCCL may have taken a message whose slot never came, so that no stream stands.
+    if (sent > posted) return no_slot(edge_, posted + 1, within);
+    const std::uint64_t awaited = standings[1].pending.sequence;
+    return awaited > sent ? no_message(edge_, awaited, within) : std::string();
+  }
   /// The watchdog has no more to do with it.
   void leave_open() { state_ = State::left; }
 
@@ -805,6 +919,13 @@ class SendEnd final : public ChannelEnd {
     });
   }
 
+  void expect_done() override {
+    const auto told = world_.control().told(end_key());
+    const std::uint64_t posted = told ? Unpacker(*told).get<std::uint64_t>() : 0;
+    if (issued_ > posted)
+      world_.control().disagree_and_throw(no_slot(edge_, posted + 1, "before its end"));
+  }
+
   [[nodiscard]] std::string text(const Call& call) const override {
     return sentence("send #", call.sequence, " on ", describe(edge_));
   }
@@ -864,7 +985,21 @@ class ReceiveEnd final : public ChannelEnd {
     leave_open();
     return true;
   }
-  void drain() noexcept { (void)cudaStreamSynchronize(stream_.native()); }
+  void drain() noexcept {
+    (void)cudaStreamSynchronize(stream_.native());
+    std::lock_guard lock(state_mutex_);
+    slots_.clear();
+    queued_ = 0;
+  }
+
+  [[nodiscard]] std::string held() override {
+    std::lock_guard lock(state_mutex_);
+    if (slots_.empty()) return {};
+    return sentence("slot #", completed_ + 1, " on ", describe(edge_));
+  }
+  void tell_end() override {
+    world_.control().tell(edge_.source, end_key(), Packer().put(issued_.load()).take());
+  }
 
   [[nodiscard]] std::string text(const Call& call) const override {
     return sentence("receive #", call.sequence, " on ", describe(edge_));
@@ -920,7 +1055,8 @@ class NcclProcessSender {
 
   /// @sync  ordered on stream; holds the host back until the receiver has opened its half
   /// @cost  a kernel on each GPU from when both ranks have come to it until the message is there;
-  ///        before, the one that came first waits on its GPU
+  ///        before, the one that came first waits on its GPU. NCCL may take a small message before
+  ///        its slot is posted; one whose slot never comes is then an error at the rank's end
   void send(cuda::Stream& stream, Vector<const std::byte> message) {
     if (auto* own = std::get_if<cuda::LocalSender>(&half_)) return own->send(stream, message);
     std::get<1>(half_)->send(stream, message);
@@ -1023,12 +1159,16 @@ class NcclProcessComm {
   /// Throws Error(peer_failed) when the run has failed, on whichever rank.
   void throw_if_failed() const { world_->world().throw_if_failed(); }
 
-  /// Makes the new NCCL communicators at once; waits for the collectives queued so far.
-  /// @pre  no slot of a channel is posted, since setting up NCCL may wait for its message
+  /// Makes the new NCCL communicators at once; waits for the collectives and messages that this
+  /// rank has queued so far, on any communicator.
+  /// @throws  Error(logic) where a slot of a channel is posted but not completed, since setting up
+  ///          NCCL may wait for its message; nothing has happened then
   [[nodiscard]] NcclProcessComm split(int color, int key) {
     const auto all = roster_->members();
     const std::string what =
-        sentence("split #", ++splits_, " on communicator ", key_, " of ", rank_list(all));
+        sentence("split #", splits_ + 1, " on communicator ", key_, " of ", rank_list(all));
+    if (link_) world_->settle(what);
+    ++splits_;
     std::vector<int> colors, keys;
     for (const std::string& record :
          world_->control().exchange(what, all, detail::Packer().put(color).put(key).take())) {
@@ -1120,7 +1260,7 @@ class NcclProcessComm {
           });
   }
 
-  /// @pre  no slot of another channel is posted, for the reason of split()
+  /// @pre  no slot of another channel is posted, since setting up NCCL may wait for its message
   /// Opening waits for nobody; the two ends are connected in the background. A channel is opened
   /// once at a time; ends that were opened as n-th belong together.
   [[nodiscard]] sender open_sender(int peer, std::uint32_t id) {

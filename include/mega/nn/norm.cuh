@@ -3,22 +3,62 @@
 #pragma once
 #include <mega/core/bfloat16.hpp>
 #include <mega/core/view.hpp>
+#include <mega/cuda/check.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/pack.cuh>
 #include <mega/cuda/reduce.cuh>
 #include <mega/cuda/stream.hpp>
 #include <mega/nn/detail/norm_rows.cuh>
+#include <mega/nn/detail/row_groups.cuh>
 #include <mega/nn/detail/shape.hpp>
 #include <mega/nn/elementwise.cuh>
 
+#include <cuda_runtime.h>
+
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <string_view>
 #include <type_traits>
 
 namespace mega::inline v0::cuda {
 
 namespace detail {
+
+/// Packs that each lane of one warp would have of a row.
+template <storage T>
+[[nodiscard]] Index packs_of_lane(Index cols) noexcept {
+  return ceil_div(cols, Index{warp_threads} * pack_size<T>);
+}
+
+template <class Shape, bool Centred, bool Branch, storage T>
+void norm_forward_with(Stream& stream, std::string_view op, const NormForward<T>& operands) {
+  const Index blocks = std::min(ceil_div(operands.rows, Shape::groups),
+                                multiprocessors * norm_forward_blocks<Branch>);
+  launch(stream, op, norm_forward_ahead<Shape, Centred, Branch, T>, grid_x(blocks),
+         dim3(Shape::row_threads, Shape::groups), 0, operands);
+}
+
+/// Whether the row is short enough that norm_forward_ahead() was queued. Its sums have the order of
+/// norm_forward_rows().
+/// @pre  packs fit
+template <bool Centred, storage T>
+[[nodiscard]] bool norm_forward_ahead_of_rows(Stream& stream, std::string_view op,
+                                              const NormForward<T>& operands) {
+  const auto with = [&]<class Shape>(Shape) {
+    if (operands.branch != nullptr) {
+      norm_forward_with<Shape, Centred, true>(stream, op, operands);
+    } else {
+      norm_forward_with<Shape, Centred, false>(stream, op, operands);
+    }
+    return true;
+  };
+  const Index packs = packs_of_lane<T>(operands.cols);
+  if (packs <= 3) return with(RowGroups<1, 3, 4>{});
+  if (packs <= 4) return with(RowGroups<1, 4, 4>{});
+  if (packs <= 8) return with(RowGroups<2, 4, 2>{});
+  return false;
+}
 
 template <bool Centred, storage T>
 void norm_forward(Stream& stream, std::string_view op, NormForward<T> operands) {
@@ -33,6 +73,7 @@ void norm_forward(Stream& stream, std::string_view op, NormForward<T> operands) 
     operands.x = operands.y;
     operands.branch = nullptr;
   }
+  if (packs && norm_forward_ahead_of_rows<Centred>(stream, op, operands)) return;
   with_width<T>(packs, [&]<int W>(std::integral_constant<int, W>) {
     launch_rows<W>(stream, op, rows, cols, norm_forward_rows<W, norm_kept, Centred, T>,
                    norm_forward_rows<W, 0, Centred, T>, operands);
@@ -64,28 +105,93 @@ void norm_backward_weight(Stream& stream, std::string_view op,
                 });
 }
 
-/// Elements of a row that a thread of the single pass holds: as many as registers allow with the
-/// column sums of all of them. Without a bias, and packed in Bfloat16, twice as many fit.
-inline constexpr int norm_columns_of_thread = 8;
+/// What norm_backward_ring() needs once on the stream's device: shared memory, of which a
+/// multiprocessor keeps less as cache. The bits do not depend on the depth.
+template <class Shape, bool Centred, bool Branch, storage T>
+struct __attribute__((visibility("hidden"))) NormRingMemory {
+  explicit NormRingMemory(Stream&) {
+    constexpr auto what = "shared memory of the backward of a norm";
+    const auto attribute = [&](cudaDeviceAttr which) {
+      int device = 0, value = 0;
+      check(cudaGetDevice(&device), what);
+      check(cudaDeviceGetAttribute(&value, which, device), what);
+      return static_cast<std::size_t>(value);
+    };
+    const auto* const kernel =
+        reinterpret_cast<const void*>(norm_backward_ring<Shape, Centred, Branch, T>);
+    cudaFuncAttributes own{};
+    check(cudaFuncGetAttributes(&own, kernel), what);
+    const std::size_t room =
+        std::min(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+                 attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / Shape::blocks -
+                     attribute(cudaDevAttrReservedSharedMemoryPerBlock)) -
+        own.sharedSizeBytes;
+    constexpr std::size_t stage = NormRing<Shape, T>::stage_bytes;
+    depth = std::clamp(static_cast<int>(room / stage), 2, Shape::depth);
+    bytes = static_cast<std::size_t>(depth) * stage;
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(bytes)),
+          what);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared),
+          what);
+  }
+  int depth;
+  std::size_t bytes;
+};
 
-/// Blocks of the single pass: the threads that a multiprocessor has registers for, on all of an
-/// H200. A constant, so that the order of the sums does not depend on the GPU.
+template <class Shape, bool Centred, bool Branch, storage T>
+void norm_backward_with(Stream& stream, std::string_view op, const NormBackward<T>& operands,
+                        const ColumnTargets<norm_sums<Centred, Branch>>& targets) {
+  constexpr int sums = norm_sums<Centred, Branch>;
+  const auto& memory = stream.resource<NormRingMemory<Shape, Centred, Branch, T>>();
+  const Index blocks =
+      std::min(ceil_div(operands.rows, Shape::groups), multiprocessors * Shape::blocks);
+  auto* const partial = static_cast<float*>(
+      stream.scratch(sizeof(float) * static_cast<std::size_t>(blocks * sums * operands.cols)));
+  launch(stream, op, norm_backward_ring<Shape, Centred, Branch, T>, grid_x(blocks),
+         dim3(Shape::row_threads, Shape::groups), memory.bytes, operands, partial, memory.depth);
+  add_partial_sums(stream, op, targets, partial, blocks, operands.cols);
+}
+
+/// Whether the row is short enough that norm_backward_ring() was queued.
+/// @pre  packs fit
+template <bool Centred, bool Branch, storage T>
+[[nodiscard]] bool norm_backward_by_ring(Stream& stream, std::string_view op,
+                                         const NormBackward<T>& operands,
+                                         const ColumnTargets<norm_sums<Centred, Branch>>& targets) {
+  const auto with = [&]<class Shape>(Shape) {
+    norm_backward_with<Shape, Centred, Branch>(stream, op, operands, targets);
+    return true;
+  };
+  const Index packs = packs_of_lane<T>(operands.cols);
+  if (packs <= 1) return with(NormGroups<1, 1, 6, 3, 2>{});
+  if (packs <= 2) return with(NormGroups<1, 2, 6, 3, 2>{});
+  if (packs <= 3) return with(NormGroups<1, 3, 6, 3, 2>{});
+  if (packs <= 8) return with(NormGroups<8, 1, 3, 5, 1>{});
+  if (packs <= 16) return with(NormGroups<8, 2, 2, 4, 1>{});
+  if (packs <= 32) return with(NormGroups<16, 2, 1, 4, 1>{});
+  return false;
+}
+
+/// Threads that a multiprocessor has registers for.
 inline constexpr Index norm_resident_threads = 576;
-inline constexpr Index norm_multiprocessors = 132;
 
-template <int W, int Packs, bool Centred, storage T>
-void norm_backward_in_one_pass(Stream& stream, std::string_view op, const NormBackward<T>& operands,
-                               const ColumnTargets<norm_sums<Centred>>& targets) {
+/// @pre  cols <= norm_threads * norm_elements
+template <bool Centred, storage T>
+void norm_backward_by_elements(Stream& stream, std::string_view op, const NormBackward<T>& operands,
+                               const ColumnTargets<norm_sums<Centred, true>>& targets) {
+  constexpr int sums = norm_sums<Centred, true>;
   const Index rows = operands.rows, cols = operands.cols;
-  const Index across = ceil_div(cols, Index{warp_threads} * W * Packs) * warp_threads;
+  const Index across = ceil_div(cols, Index{warp_threads} * norm_elements) * warp_threads;
   const Index down = std::max<Index>(1, block_threads / across);
   const Index blocks =
       std::min(ceil_div(rows, down),
-               norm_multiprocessors * std::max<Index>(1, norm_resident_threads / (across * down)));
+               multiprocessors * std::max<Index>(1, norm_resident_threads / (across * down)));
   auto* const partial = static_cast<float*>(
-      stream.scratch(sizeof(float) * static_cast<std::size_t>(blocks * norm_sums<Centred> * cols)));
-  const Index tile = down > 1 ? across * down * W * Packs : 0;
-  launch(stream, op, norm_backward_columns<W, Packs, Centred, T>, grid_x(blocks),
+      stream.scratch(sizeof(float) * static_cast<std::size_t>(blocks * sums * cols)));
+  const Index tile = down > 1 ? across * down * norm_elements : 0;
+  launch(stream, op, norm_backward_elements<Centred, T>, grid_x(blocks),
          dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)),
          sizeof(float) * static_cast<std::size_t>(tile), operands, partial);
   add_partial_sums(stream, op, targets, partial, blocks, cols);
@@ -94,30 +200,29 @@ void norm_backward_in_one_pass(Stream& stream, std::string_view op, const NormBa
 /// @param dbranch_bias  may be null
 template <bool Centred, storage T>
 void norm_backward(Stream& stream, std::string_view op, const NormBackward<T>& operands,
-                   const ColumnTargets<NormWeightTerms<Centred, T>::count>& dweights,
-                   float* dbranch_bias) {
+                   const ColumnTargets<norm_sums<Centred, false>>& dweights, float* dbranch_bias) {
   const Index rows = operands.rows, cols = operands.cols;
   if (rows == 0 || cols == 0) return;
-  ColumnTargets<norm_sums<Centred>> targets{};
-  std::copy(std::begin(dweights.out), std::end(dweights.out), targets.out);
-  targets.out[norm_sums<Centred> - 1] = dbranch_bias;
-  with_width<T>(norm_packs_fit(operands), [&]<int W>(std::integral_constant<int, W>) {
-    constexpr int packs = norm_columns_of_thread / W;
-    constexpr Index most = Index{norm_threads} * norm_columns_of_thread;
-    if (cols <= most)
-      return norm_backward_in_one_pass<W, packs, Centred>(stream, op, operands, targets);
-    if constexpr (!Centred && W == pack_size<Bfloat16>) {
-      if (cols <= 2 * most)
-        return norm_backward_in_one_pass<W, 2 * packs, Centred>(stream, op, operands, targets);
-    }
-    // dx may be dout, so dout is read first.
-    norm_backward_weight<Centred, T>(
-        stream, op, dweights, rows,
-        {operands.dout, operands.x, operands.mean, operands.rstd, cols});
-    norm_backward_input<Centred>(stream, op, operands);
-    if (dbranch_bias != nullptr)
-      add_column_sums<W>(stream, op, ColumnTargets<1>{{dbranch_bias}}, rows, cols,
-                         RowTerms<T>{operands.dx, cols});
+  ColumnTargets<norm_sums<Centred, true>> all{};
+  std::copy(std::begin(dweights.out), std::end(dweights.out), all.out);
+  all.out[norm_sums<Centred, true> - 1] = dbranch_bias;
+  const bool packs = norm_packs_fit(operands);
+  if (packs) {
+    const bool queued = dbranch_bias != nullptr
+                            ? norm_backward_by_ring<Centred, true>(stream, op, operands, all)
+                            : norm_backward_by_ring<Centred, false>(stream, op, operands, dweights);
+    if (queued) return;
+  } else if (cols <= Index{norm_threads} * norm_elements) {
+    return norm_backward_by_elements<Centred>(stream, op, operands, all);
+  }
+  // dx may be dout, so dout is read first.
+  norm_backward_weight<Centred, T>(stream, op, dweights, rows,
+                                   {operands.dout, operands.x, operands.mean, operands.rstd, cols});
+  norm_backward_input<Centred>(stream, op, operands);
+  if (dbranch_bias == nullptr) return;
+  with_width<T>(packs, [&]<int W>(std::integral_constant<int, W>) {
+    add_column_sums<W>(stream, op, ColumnTargets<1>{{dbranch_bias}}, rows, cols,
+                       RowTerms<T>{operands.dx, cols});
   });
 }
 
@@ -206,7 +311,8 @@ void layer_norm_backward_weight(Stream& stream, Vector<float> dweight, Vector<fl
 /// dx = dy + gradient of the norm's input; dweight, dbias and, unless it is empty, dbranch_bias +=,
 /// the last one column sums of dx as stored: the gradient of the bias of the branch that x ends
 /// with. dy may be empty: then dx is the gradient alone. dx may be dy or dout.
-/// @cost  2 launches and one pass over memory for rows of at most 4096 elements
+/// @cost  2 launches and one pass over memory for rows of at most 8192 elements in Bfloat16, 4096
+///        in float or where rows are no multiples of 16 bytes
 /// @determinism  run to run; the order of the sums depends on the shape alone
 template <storage T>
 void layer_norm_backward(Stream& stream, Matrix<T> dx, Vector<float> dweight, Vector<float> dbias,
@@ -300,8 +406,6 @@ void rms_norm_backward_weight(Stream& stream, Vector<float> dweight, Matrix<E> d
 }
 
 /// As layer_norm_backward(), for the norm of rms_norm_forward().
-/// @cost  2 launches and one pass over memory for rows of at most 8192 elements in Bfloat16, 4096
-///        in float
 template <storage T>
 void rms_norm_backward(Stream& stream, Matrix<T> dx, Vector<float> dweight,
                        Matrix<const std::type_identity_t<T>> dy,

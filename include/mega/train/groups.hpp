@@ -1,5 +1,6 @@
 /// @file  The communicators of a rank, one an axis of the mesh.
 #pragma once
+#include <mega/comm/concepts.hpp>
 #include <mega/core/mesh.hpp>
 
 #include <utility>
@@ -24,6 +25,13 @@ struct Groups {
             world.split(mesh.group(rank, Axis::data), rank),
             world.split(at_an_end ? mesh.group(rank, Axis::pipeline) : -1,
                         position == first_stage_rank ? 0 : 1)};
+  }
+
+  /// See comm::has_attended_calls; nothing where the communicator has no such need.
+  void attend(bool on) {
+    if constexpr (comm::has_attended_calls<Comm>) {
+      for (Comm* comm : {&tensor, &data, &tied}) comm->attend(on);
+    }
   }
 };
 

@@ -127,6 +127,7 @@ class Trainer {
   /// Queues a step without waiting; the batch stays valid until result() or synchronize().
   template <training_batch<stage_type> Batch>
   void queue_step(const Batch& batch, double learning_rate) {
+    const FirstUse first_use(*this, trained_);
     stream_type& compute = executor_.compute();
     count_targets(batch);
     Gradients gradients{*this};
@@ -150,6 +151,7 @@ class Trainer {
   /// output.
   template <training_batch<stage_type> Batch, class Visit>
   StepResult evaluate(const Batch& batch, const Visit& visit) {
+    const FirstUse first_use(*this, evaluated_);
     stream_type& compute = executor_.compute();
     count_targets(batch);
     for (const auto& event : available_) compute.wait(event);
@@ -226,6 +228,28 @@ class Trainer {
   }
 
  private:
+  /// Has collectives attended while what it spans runs for the first time.
+  class FirstUse {
+   public:
+    FirstUse(Trainer& trainer, bool& used) : trainer_(trainer), first_(!std::exchange(used, true)) {
+      if (first_) attend(true);
+    }
+    FirstUse(const FirstUse&) = delete;
+    FirstUse& operator=(const FirstUse&) = delete;
+    ~FirstUse() {
+      if (first_) attend(false);
+    }
+
+   private:
+    void attend(bool on) {
+      trainer_.groups_.attend(on);
+      if constexpr (comm::has_attended_calls<communicator_type>) trainer_.world_.attend(on);
+    }
+
+    Trainer& trainer_;
+    bool first_;
+  };
+
   /// The executor's gradient sink: the plan's reducer, and what comes before a chunk's first use.
   struct Gradients {
     Trainer& trainer;
@@ -364,6 +388,7 @@ class Trainer {
   typename stream_type::event_type computed_, clipped_;
   std::vector<typename stream_type::event_type> updated_, available_;  // of each chunk's values
   std::uint64_t step_ = 0;
+  bool trained_ = false, evaluated_ = false;
 };
 
 }  // namespace mega::inline v0

@@ -368,19 +368,26 @@ TEST_CASE("bootstrap: a rank does not take what listens there for rank 0") {
   REQUIRE(::bind(listener, reinterpret_cast<sockaddr*>(&at), sizeof at) == 0);
   REQUIRE(::listen(listener, 16) == 0);
   std::atomic<bool> stop{false};
-  std::thread echo([&] {
-    // Gives every greeting back, long enough to be taken for a reply.
-    while (!stop) {
+  std::thread impostor([&] {
+    for (int turn = 0; !stop; ++turn) {
       const int client = ::accept(listener, nullptr, nullptr);
       if (client < 0) return;
       char bytes[4096];
       std::string all;
-      while (all.size() < 128) {
+      while (all.size() < sizeof(mega::comm::detail::Greeting)) {
         const auto n = ::recv(client, bytes, sizeof bytes, 0);
         if (n <= 0) break;
         all.append(bytes, static_cast<std::size_t>(n));
       }
+      // Gives the greeting back, long enough to be taken for a reply; or says yes to a greeting
+      // that it has not read.
       all += all + all + all;
+      if (turn % 2 == 1) {
+        mega::comm::detail::GreetingReply yes;
+        std::memcpy(yes.magic, mega::comm::detail::GreetingReply::words, sizeof yes.magic);
+        yes.accepted = 1;
+        all.assign(reinterpret_cast<const char*>(&yes), sizeof yes);
+      }
       (void)::send(client, all.data(), all.size(), MSG_NOSIGNAL);
       ::close(client);
     }
@@ -388,7 +395,7 @@ TEST_CASE("bootstrap: a rank does not take what listens there for rank 0") {
   const End end = end_of(member(1, 2, port), 0.6, [](ControlChannel&) {});
   stop = true;
   ::shutdown(listener, SHUT_RDWR);
-  echo.join();
+  impostor.join();
   ::close(listener);
   CHECK(end.code == ErrorCode::timeout);
   CHECK(has(end.text, "is not rank 0 of a run"));

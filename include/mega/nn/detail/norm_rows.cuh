@@ -7,12 +7,13 @@
 #include <mega/cuda/pack.cuh>
 #include <mega/cuda/reduce.cuh>
 #include <mega/cuda/stream.hpp>
+#include <mega/nn/detail/row_groups.cuh>
 #include <mega/nn/elementwise.cuh>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
-#include <type_traits>
 
 namespace mega::inline v0::cuda::detail {
 
@@ -65,8 +66,79 @@ struct NormForward {
   float epsilon;
 };
 
-/// One kernel for both, so that a norm of y computed again has the bits of the one that was fused
-/// with the sum.
+/// Blocks of a multiprocessor: with a branch a thread has twice as much in registers.
+template <bool Branch>
+inline constexpr int norm_forward_blocks = Branch ? 4 : 8;
+
+/// Rows of packs, one ahead. With a branch the bits are those of the norm of y computed again,
+/// since they are those of the rounded sum's.
+template <class Shape, bool Centred, bool Branch, storage T>
+MEGA_KERNEL void __launch_bounds__(Shape::threads, norm_forward_blocks<Branch>)
+    norm_forward_ahead(NormForward<T> op) {
+  constexpr int W = pack_size<T>, packs = Shape::packs;
+  const Index cols = op.cols;
+  const auto count = static_cast<float>(cols);
+  const auto column = [](int k) { return Shape::template column<W>(k); };
+  auto source = [&] {
+    if constexpr (Branch) {
+      return RowsInRegisters<Shape, 2, T>({op.x, op.branch}, op.rows, cols);
+    } else {
+      return RowsInRegisters<Shape, 1, T>({op.x}, op.rows, cols);
+    }
+  }();
+  int turn = 0;
+  for (Index r = Shape::first_row(); r < op.rows; r += Shape::row_step(), ++turn) {
+    source.begin(r);
+    float x[packs][W], m[1] = {}, square[1] = {};
+#pragma unroll
+    for (int k = 0; k < packs; ++k) {
+      unpack(x[k], source.pack(0, k));
+      if constexpr (Branch) {
+        float branch[W];
+        unpack(branch, source.pack(1, k));
+        if (column(k) < cols) {
+          add_branch_pack(x[k], branch,
+                          op.branch_bias == nullptr ? nullptr : op.branch_bias + column(k));
+          store_pack(op.y + r * cols + column(k), x[k]);
+        }
+      }
+      if constexpr (Centred)
+#pragma unroll
+        for (int w = 0; w < W; ++w) m[0] += x[k][w];
+    }
+    if constexpr (Centred) {
+      group_reduce<Shape>(m, 0);
+      m[0] /= count;
+    }
+#pragma unroll
+    for (int k = 0; k < packs; ++k)
+      if (column(k) < cols)
+#pragma unroll
+        for (int w = 0; w < W; ++w) square[0] += (x[k][w] - m[0]) * (x[k][w] - m[0]);
+    group_reduce<Shape>(square, Centred ? 1 : turn);
+    const float s = 1.0F / sqrtf(square[0] / count + op.epsilon);
+#pragma unroll
+    for (int k = 0; k < packs; ++k) {
+      if (column(k) >= cols) continue;
+      float weight[W], bias[W] = {};
+      load_constant(weight, op.weight + column(k));
+      if constexpr (Centred) load_constant(bias, op.bias + column(k));
+#pragma unroll
+      for (int w = 0; w < W; ++w) {
+        x[k][w] = (x[k][w] - m[0]) * s * weight[w];
+        if constexpr (Centred) x[k][w] += bias[w];
+      }
+      store_pack(op.out + r * cols + column(k), x[k]);
+    }
+    if (threadIdx.x == 0) {
+      if constexpr (Centred) op.mean[r] = m[0];
+      op.rstd[r] = s;
+    }
+  }
+}
+
+/// Any rows. One kernel for both, so that a norm of y computed again has the bits of the one that
+/// was fused with the sum.
 template <int W, int Kept, bool Centred, storage T>
 MEGA_KERNEL void __launch_bounds__(norm_threads) norm_forward_rows(NormForward<T> op) {
   constexpr int held = Kept == 0 ? 1 : Kept;
@@ -234,9 +306,142 @@ struct NormWeightTerms {
   }
 };
 
-/// Column sums of backward: of the terms of weight, of bias where centred, of dx as stored.
-template <bool Centred>
-inline constexpr int norm_sums = Centred ? 3 : 2;
+/// Column sums of backward: of the terms of weight, of bias where centred, and of dx as stored
+/// where the branch's bias wants them.
+template <bool Centred, bool Branch>
+inline constexpr int norm_sums = (Centred ? 2 : 1) + (Branch ? 1 : 0);
+
+/// Groups of norm_backward_ring(): Depth rows of each on their way where shared memory has room,
+/// and Blocks of them a multiprocessor.
+template <int Warps, int Packs, int Groups, int Depth, int Blocks>
+struct NormGroups : RowGroups<Warps, Packs, Groups> {
+  static constexpr int depth = Depth, blocks = Blocks;
+};
+template <class Shape, storage T>
+using NormRing = RowRing<Shape, Shape::depth, 3, T>;
+
+/// dx, and partial[block][q][c] = column sums over the rows of a block, in one pass over rows of
+/// packs that a ring brings. A thread keeps to its columns.
+template <class Shape, bool Centred, bool Branch, storage T>
+MEGA_KERNEL void __launch_bounds__(Shape::threads, Shape::blocks)
+    norm_backward_ring(NormBackward<T> op, float* partial, int depth) {
+  constexpr int W = pack_size<T>, packs = Shape::packs, sums = norm_sums<Centred, Branch>;
+  using Ring = NormRing<Shape, T>;
+  extern __shared__ __align__(128) unsigned char norm_ring[];
+  let_next_kernel_begin();
+  const Index cols = op.cols;
+  const float inverse = 1.0F / static_cast<float>(cols);
+  const auto column = [](int k) { return Shape::template column<W>(k); };
+
+  Ring ring(norm_ring, depth, {op.x, op.dout, op.dy}, op.rows, cols);
+  float sum[sums][packs][W] = {};
+  RawPack<T, W> weight[packs] = {};
+#pragma unroll
+  for (int k = 0; k < packs; ++k)
+    if (column(k) < cols) weight[k] = load_raw<W>(op.weight + column(k));
+  float next_m = 0.0F, next_s = 0.0F;
+  const auto load_statistics = [&](Index r) {
+    if (r >= op.rows) return;
+    if constexpr (Centred) next_m = load_early(op.mean + r);
+    next_s = load_early(op.rstd + r);
+  };
+  load_statistics(Shape::first_row());
+  int turn = 0;
+  for (Index r = Shape::first_row(); r < op.rows; r += Shape::row_step(), ++turn) {
+    const float m = next_m, s = next_s;
+    load_statistics(r + Shape::row_step());
+    ring.begin();
+    // The normalised row, and the gradient of it.
+    float unit[W], slope[W], factor[W];
+    const auto load = [&](int k) {
+      unpack(unit, ring.pack(0, k));
+      unpack(slope, ring.pack(1, k));
+      unpack(factor, weight[k]);
+#pragma unroll
+      for (int w = 0; w < W; ++w) unit[w] = (unit[w] - m) * s;
+    };
+    float average = 0.0F, along = 0.0F;
+#pragma unroll
+    for (int k = 0; k < packs; ++k) {
+      load(k);
+#pragma unroll
+      for (int w = 0; w < W; ++w) {
+        // Beyond the last column dout is zero, whatever the unit is.
+        sum[0][k][w] += slope[w] * unit[w];
+        if constexpr (Centred) sum[1][k][w] += slope[w];
+        slope[w] *= factor[w];
+        if constexpr (Centred) average += slope[w];
+        along += slope[w] * unit[w];
+      }
+    }
+    if constexpr (Centred) {
+      float both[2] = {average, along};
+      group_reduce<Shape>(both, turn);
+      average = both[0] * inverse;
+      along = both[1] * inverse;
+    } else {
+      float one[1] = {along};
+      group_reduce<Shape>(one, turn);
+      along = one[0] * inverse;
+    }
+    // Loaded and unpacked again: registers are scarcer than instructions.
+#pragma unroll
+    for (int k = 0; k < packs; ++k) {
+      float dx[W];
+      load(k);
+      unpack(dx, ring.pack(2, k));
+#pragma unroll
+      for (int w = 0; w < W; ++w) dx[w] += s * (slope[w] * factor[w] - average - unit[w] * along);
+      if (column(k) >= cols) continue;
+      if constexpr (Branch) {
+        round_pack<T>(dx);
+#pragma unroll
+        for (int w = 0; w < W; ++w) sum[sums - 1][k][w] += dx[w];
+      }
+      store_pack(op.dx + r * cols + column(k), dx);
+    }
+    ring.end(r);
+  }
+
+  float* const to = partial + static_cast<Index>(blockIdx.x) * sums * cols;
+  if constexpr (Shape::groups == 1) {
+#pragma unroll
+    for (int q = 0; q < sums; ++q)
+#pragma unroll
+      for (int k = 0; k < packs; ++k)
+        if (column(k) < cols) store_pack(to + q * cols + column(k), sum[q][k]);
+  } else {
+    // The groups' sums meet where the ring was.
+    constexpr int width = packs * Shape::row_threads * W;
+    static_assert(sizeof(float) * Shape::groups * width <= 2 * Ring::stage_bytes);
+    wait_async_copies();
+    auto* const tile = reinterpret_cast<float*>(norm_ring);
+    const Index own = static_cast<Index>(threadIdx.y) * Shape::row_threads + threadIdx.x;
+#pragma unroll
+    for (int q = 0; q < sums; ++q) {
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < packs; ++k)
+#pragma unroll
+        for (int w = 0; w < W; w += 4)
+          *reinterpret_cast<float4*>(tile + threadIdx.y * width + column(k) + w) = {
+              sum[q][k][w], sum[q][k][w + 1], sum[q][k][w + 2], sum[q][k][w + 3]};
+      __syncthreads();
+      for (Index c = own * 4; c < cols; c += 4 * Shape::threads) {
+        float4 total = *reinterpret_cast<const float4*>(tile + c);
+#pragma unroll
+        for (int g = 1; g < Shape::groups; ++g) {
+          const float4 more = *reinterpret_cast<const float4*>(tile + g * width + c);
+          total.x += more.x;
+          total.y += more.y;
+          total.z += more.z;
+          total.w += more.w;
+        }
+        *reinterpret_cast<float4*>(to + q * cols + c) = total;
+      }
+    }
+  }
+}
 
 /// Sum of both over the threads of a row; `turn` counts the calls. Each call has one barrier: the
 /// memory of a call is written again only two calls later, when all threads have read it.
@@ -259,29 +464,32 @@ __device__ inline float2 row_reduce(float2 value, int turn) {
   return value;
 }
 
-/// dx, and partial[block][k][c] = column sums over the rows of a block, in one pass. A thread keeps
-/// to its columns, Packs packs of them, and has the next row on its way while it works on one.
-template <int W, int Packs, bool Centred, storage T>
+/// Elements of a row that a thread holds where packs do not fit.
+inline constexpr int norm_elements = 8;
+
+/// As norm_backward_ring() where packs do not fit, for any sums: rows in elements, norm_elements of
+/// them a thread, the next row in registers.
+template <bool Centred, storage T>
 MEGA_KERNEL void __launch_bounds__(norm_threads)
-    norm_backward_columns(NormBackward<T> op, float* partial) {
-  constexpr int sums = norm_sums<Centred>;
+    norm_backward_elements(NormBackward<T> op, float* partial) {
+  constexpr int sums = norm_sums<Centred, true>, held = norm_elements;
   extern __shared__ float norm_tile[];
-  using Raw = RawPack<T, W>;
+  let_next_kernel_begin();
   const Index cols = op.cols;
   const auto count = static_cast<float>(cols);
   const Index step = static_cast<Index>(gridDim.x) * blockDim.y;
   struct Row {
-    Raw x[Packs], dout[Packs], dy[Packs];
+    T x[held], dout[held], dy[held];
     float mean, rstd;
   };
   // Beyond the last row and column everything is zero and adds nothing.
   const auto load = [&](Index r) {
     Row row{};
     if (r < op.rows) {
-      each_pack<W, Packs>(cols, [&](int k, Index c) {
-        row.x[k] = load_raw<W>(op.x + r * cols + c);
-        row.dout[k] = load_raw<W>(op.dout + r * cols + c);
-        if (op.dy != nullptr) row.dy[k] = load_raw<W>(op.dy + r * cols + c);
+      each_pack<1, held>(cols, [&](int k, Index c) {
+        row.x[k] = op.x[r * cols + c];
+        row.dout[k] = op.dout[r * cols + c];
+        if (op.dy != nullptr) row.dy[k] = op.dy[r * cols + c];
       });
       row.mean = Centred ? op.mean[r] : 0.0F;
       row.rstd = op.rstd[r];
@@ -289,8 +497,8 @@ MEGA_KERNEL void __launch_bounds__(norm_threads)
     return row;
   };
 
-  float sum[sums][Packs][W] = {}, weight[Packs][W] = {};
-  each_pack<W, Packs>(cols, [&](int k, Index c) { load_constant(weight[k], op.weight + c); });
+  float sum[sums][held] = {}, weight[held] = {};
+  each_pack<1, held>(cols, [&](int k, Index c) { weight[k] = op.weight[c]; });
   Index r = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
   Row next = load(r);
   // All threads of the block take the same number of turns, since they meet at a barrier.
@@ -299,36 +507,27 @@ MEGA_KERNEL void __launch_bounds__(norm_threads)
     const Row row = next;
     next = load(r + step);
     const float m = row.mean, s = row.rstd;
-    float unit[Packs][W], slopes[Packs][W];
+    float unit[held], slopes[held];
     float2 total = {0.0F, 0.0F};
 #pragma unroll
-    for (int k = 0; k < Packs; ++k) {
-      unpack(unit[k], row.x[k]);
-      unpack(slopes[k], row.dout[k]);
-#pragma unroll
-      for (int w = 0; w < W; ++w) {
-        unit[k][w] = (unit[k][w] - m) * s;
-        sum[0][k][w] += slopes[k][w] * unit[k][w];
-        if constexpr (Centred) sum[1][k][w] += slopes[k][w];
-        slopes[k][w] *= weight[k][w];
-        total.x += slopes[k][w];
-        total.y += slopes[k][w] * unit[k][w];
-      }
+    for (int k = 0; k < held; ++k) {
+      const float slope = row.dout[k];
+      unit[k] = (row.x[k] - m) * s;
+      sum[0][k] += slope * unit[k];
+      if constexpr (Centred) sum[1][k] += slope;
+      slopes[k] = slope * weight[k];
+      total.x += slopes[k];
+      total.y += slopes[k] * unit[k];
     }
     total = row_reduce(total, turn);
-    const float average = Centred ? total.x / count : 0.0F, slope = total.y / count;
-    float dx[Packs][W];
+    const float average = Centred ? total.x / count : 0.0F, along = total.y / count;
+    T dx[held];
 #pragma unroll
-    for (int k = 0; k < Packs; ++k) {
-      unpack(dx[k], row.dy[k]);
-#pragma unroll
-      for (int w = 0; w < W; ++w) dx[k][w] += s * (slopes[k][w] - average - unit[k][w] * slope);
-      round_pack<T>(dx[k]);
-#pragma unroll
-      for (int w = 0; w < W; ++w) sum[sums - 1][k][w] += dx[k][w];
+    for (int k = 0; k < held; ++k) {
+      dx[k] = T(row.dy[k] + s * (slopes[k] - average - unit[k] * along));
+      sum[sums - 1][k] += dx[k];
     }
-    if (r < op.rows)
-      each_pack<W, Packs>(cols, [&](int k, Index c) { store_pack(op.dx + r * cols + c, dx[k]); });
+    if (r < op.rows) each_pack<1, held>(cols, [&](int k, Index c) { op.dx[r * cols + c] = dx[k]; });
   }
 
   const int threads = static_cast<int>(blockDim.x * blockDim.y);
@@ -337,22 +536,17 @@ MEGA_KERNEL void __launch_bounds__(norm_threads)
   for (int q = 0; q < sums; ++q) {
     if (blockDim.y > 1) {
 #pragma unroll
-      for (int k = 0; k < Packs; ++k)
-#pragma unroll
-        for (int w = 0; w < W; ++w) norm_tile[(k * W + w) * threads + own] = sum[q][k][w];
+      for (int k = 0; k < held; ++k) norm_tile[k * threads + own] = sum[q][k];
       __syncthreads();
       for (int y = 1; threadIdx.y == 0 && y < blockDim.y; ++y) {
 #pragma unroll
-        for (int k = 0; k < Packs; ++k)
-#pragma unroll
-          for (int w = 0; w < W; ++w)
-            sum[q][k][w] += norm_tile[(k * W + w) * threads + y * blockDim.x + own];
+        for (int k = 0; k < held; ++k) sum[q][k] += norm_tile[k * threads + y * blockDim.x + own];
       }
       __syncthreads();
     }
     if (threadIdx.y == 0) {
       float* const to = partial + (static_cast<Index>(blockIdx.x) * sums + q) * cols;
-      each_pack<W, Packs>(cols, [&](int k, Index c) { store_pack(to + c, sum[q][k]); });
+      each_pack<1, held>(cols, [&](int k, Index c) { to[c] = sum[q][k]; });
     }
   }
 }
