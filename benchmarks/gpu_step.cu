@@ -122,12 +122,12 @@ void settle(CLI::App& app, CommandLine& line) {
   const bool wants_attention = app.count("--attention") > 0;
   const bool cudnn_fits = has_cudnn && o.numbers == Numbers::bf16;
   if (!wants_attention && !cudnn_fits) o.attention = AttentionChoice::built_in;
-  mega::expects(
-      o.attention == AttentionChoice::built_in || cudnn_fits, mega::ErrorCode::usage, [&] {
-        return sentence("--attention ", name_of(o.attention, attention_names), " needs ",
-                        has_cudnn ? "--precision bf16" : "a build with MEGA_WITH_CUDNN",
-                        "; use built-in");
-      });
+  mega::expects(o.attention == AttentionChoice::built_in || cudnn_fits, mega::ErrorCode::usage,
+                [&] {
+                  return sentence("--attention ", name_of(o.attention, attention_names), " needs ",
+                                  has_cudnn ? "--precision bf16" : "a build with MEGA_WITH_CUDNN",
+                                  "; use built-in");
+                });
   mega::expects(o.traced_steps == 0 || can_trace, mega::ErrorCode::usage,
                 "--kernels needs a build with MEGA_GPU_STEP_CUPTI");
 }

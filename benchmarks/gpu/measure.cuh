@@ -3,6 +3,7 @@
 #include "chosen_attention.hpp"
 #include "kernel_trace.hpp"
 #include "measure.hpp"
+#include <mega/comm/nccl_memory.hpp>
 #include <mega/core/error.hpp>
 #include <mega/device.cuh>
 #include <mega/mega.hpp>
@@ -145,6 +146,13 @@ struct StageFactory {
           o.model.kv_heads / o.mesh.tensor, o.model.head_dim()};
 }
 
+/// With several members, that rank 0 joins: the world, and the axes that have any.
+[[nodiscard]] inline std::size_t communicators(const mega::Mesh& mesh) {
+  std::size_t out = mesh.size() > 1 ? 1 : 0;
+  for (const int degree : {mesh.tensor, mesh.data, mesh.pipeline}) out += degree > 1 ? 1 : 0;
+  return out;
+}
+
 /// Bytes of rank 0, and what its optimizer updates.
 template <class Spec, class Element>
 void plan(const Options& o, Measurement& out) {
@@ -161,6 +169,7 @@ void plan(const Options& o, Measurement& out) {
       {"exchange", plan.exchange},
       {"matrix products", mega::nn::cublas_lt_workspace_bytes},
       {"attention", is_bf16 ? ChosenAttention::workspace_bytes(attention_shape(o)) : 0},
+      {"communicators", communicators(o.mesh) * mega::comm::nccl_communicator_bytes},
   };
   out.owned_parameters = plan.elements / (o.shard_optimizer ? o.mesh.data : 1);
 }

@@ -5,6 +5,7 @@
 #include "console.hpp"
 #include "job.hpp"
 #include "stages.hpp"
+#include <mega/comm/nccl_memory.hpp>
 #include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
 #include <mega/core/mesh.hpp>
@@ -47,8 +48,7 @@ struct GpuKernelsOf<mega::Bfloat16> {
 template <mega::storage Element>
 using GpuKernels = typename GpuKernelsOf<Element>::type;
 
-/// Allowance for a communicator of several ranks: NCCL decides by the links that it finds.
-inline constexpr std::size_t nccl_communicator_bytes = std::size_t{256} << 20;
+using mega::comm::nccl_communicator_bytes;
 
 /// Bytes of a text like 141GB, 80GiB or 85899345920.
 /// @throws  Error(usage)

@@ -6,6 +6,7 @@
 #include <mega/comm/call.hpp>
 #include <mega/comm/channel.hpp>
 #include <mega/comm/concepts.hpp>
+#include <mega/comm/nccl_memory.hpp>
 #include <mega/comm/reduce.hpp>
 #include <mega/comm/self.hpp>
 #include <mega/comm/thread.hpp>

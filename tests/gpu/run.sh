@@ -47,7 +47,18 @@ for at in nvidia.__path__:
 }
 with_library cublas cublas_v2.h
 with_library cublasLt cublasLt.h
-[[ ${tests[*]} == *cudnn* ]] && with_library cudnn cudnn_graph.h
+if [[ ${tests[*]} == *cudnn* ]]; then
+  with_library cudnn cudnn_graph.h
+  flags+=(-DMEGA_WITH_CUDNN)
+fi
+# steady_state counts calls where the toolkit has CUPTI; the other programs do not load it.
+toolkit=$(dirname "$nvcc")/..
+cupti=$toolkit/extras/CUPTI
+if [[ -e $toolkit/include/cupti.h || -e $cupti/include/cupti.h ]]; then
+  flags+=(-I "$cupti/include")
+  libraries+=(-L "$cupti/lib64" -Xlinker -rpath="$cupti/lib64" -Xlinker -rpath="$toolkit/lib64"
+    -Xlinker --as-needed -lcupti -Xlinker --no-as-needed)
+fi
 if [[ ${tests[*]} == *gpu2* ]]; then
   with_library nccl nccl.h
   # A module loaded late may wait for a GPU on which a collective waits for this very rank.

@@ -1,16 +1,12 @@
 // NcclProcessComm on two GPUs: each case starts two processes of this very program, which run the
-// case "nccl process: a rank" below; this process itself never touches CUDA.
+// case process_ranks::rank_case below; this process itself never touches CUDA.
+#include "tests/support/process_ranks.hpp"
 #include <mega/comm/nccl_process.hpp>
 #include <mega/core/bfloat16.hpp>
 #include <mega/core/rng.hpp>
 #include <mega/cuda/memory.hpp>
 
-#include <arpa/inet.h>
 #include <doctest/doctest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -19,8 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -34,6 +28,10 @@ using mega::Vector;
 using mega::comm::Reduce;
 using mega::cuda::Memory;
 using mega::cuda::Stream;
+using process_ranks::expect_success;
+using process_ranks::free_port;
+using process_ranks::Rank;
+using process_ranks::start_up;
 
 constexpr double deadline = 5;
 
@@ -376,108 +374,6 @@ void misbehave(NcclProcessComm& comm, const std::string& work) {
   comm.throw_if_failed();
 }
 
-// What starts the ranks.
-
-int free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof at;
-  REQUIRE(::bind(socket, reinterpret_cast<sockaddr*>(&at), size) == 0);
-  REQUIRE(::getsockname(socket, reinterpret_cast<sockaddr*>(&at), &size) == 0);
-  ::close(socket);
-  return ntohs(at.sin_port);
-}
-
-/// A process of this program that is rank `rank` and does `work`.
-class Rank {
- public:
-  Rank(const std::string& work, int rank, int size, int port) : output_(std::tmpfile()) {
-    REQUIRE(output_ != nullptr);
-    std::fflush(nullptr);
-    process_ = ::fork();
-    if (process_ != 0) return;
-    const auto set = [](const char* name, const std::string& value) {
-      ::setenv(name, value.c_str(), 1);
-    };
-    set("MEGA_TEST_WORK", work);
-    set("RANK", std::to_string(rank));
-    set("LOCAL_RANK", std::to_string(rank));
-    set("WORLD_SIZE", std::to_string(size));
-    set("MASTER_ADDR", "127.0.0.1");
-    set("MASTER_PORT", std::to_string(port));
-    set("TORCHELASTIC_RUN_ID", "mega test " + std::to_string(::getppid()));
-    set("CUDA_MODULE_LOADING", "EAGER");
-    ::unsetenv("OMPI_COMM_WORLD_RANK");
-    ::dup2(::fileno(output_), 1);
-    ::dup2(::fileno(output_), 2);
-    ::execl("/proc/self/exe", "rank", "--test-case=nccl process: a rank", "--no-skip",
-            static_cast<char*>(nullptr));
-    ::_exit(127);
-  }
-  Rank(const Rank&) = delete;
-  Rank& operator=(const Rank&) = delete;
-  ~Rank() {
-    if (!ended_) {
-      ::kill(process_, SIGKILL);
-      ::waitpid(process_, &status_, 0);
-    }
-    std::fclose(output_);
-  }
-
-  void signal(int number) const { ::kill(process_, number); }
-  /// False: still running after so many seconds.
-  [[nodiscard]] bool ends_within(double seconds) {
-    const auto begin = std::chrono::steady_clock::now();
-    while (!ended_) {
-      ended_ = ::waitpid(process_, &status_, WNOHANG) == process_;
-      if (std::chrono::steady_clock::now() - begin > std::chrono::duration<double>(seconds)) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return ended_;
-  }
-  /// -1: ended by a signal.
-  [[nodiscard]] int exit_code() const { return WIFEXITED(status_) ? WEXITSTATUS(status_) : -1; }
-  [[nodiscard]] std::string text() const {
-    // By position, since the rank writes through the same open file.
-    std::string out(1 << 16, '\0');
-    const auto n = ::pread(::fileno(output_), out.data(), out.size(), 0);
-    out.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-    return out;
-  }
-  [[nodiscard]] bool says(const std::string& part) const {
-    return text().find(part) != std::string::npos;
-  }
-  [[nodiscard]] bool says_within(const std::string& part, double seconds) const {
-    for (double waited = 0; waited < seconds; waited += 0.02) {
-      if (says(part)) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    return false;
-  }
-
- private:
-  std::FILE* output_;
-  pid_t process_ = -1;
-  bool ended_ = false;
-  int status_ = 0;
-};
-
-/// Seconds that a process may need to start, with CUDA and NCCL.
-constexpr double start_up = 90;
-
-void expect_success(const std::string& work, int size) {
-  const int port = free_port();
-  std::vector<std::unique_ptr<Rank>> ranks;
-  for (int r = 0; r < size; ++r) ranks.push_back(std::make_unique<Rank>(work, r, size, port));
-  for (auto& rank : ranks) {
-    CHECK(rank->ends_within(start_up));
-    CHECK(rank->exit_code() == 0);
-    CHECK_MESSAGE(rank->says("SUCCESS"), rank->text());
-  }
-}
-
 struct Ends {
   std::array<int, 2> code{};
   std::array<std::string, 2> text;
@@ -499,10 +395,8 @@ bool has(const std::string& text, const char* part) {
 
 }  // namespace
 
-TEST_CASE("nccl process: a rank" * doctest::skip()) {
-  const char* set = std::getenv("MEGA_TEST_WORK");
-  REQUIRE(set != nullptr);
-  const std::string work = set;
+TEST_CASE(process_ranks::rank_case* doctest::skip()) {
+  const std::string work = process_ranks::own_work();
   mega::run_nccl(
       [&](NcclProcessComm& comm) {
         if (work == "collectives") return collectives(comm);

@@ -23,9 +23,9 @@ namespace {
 const auto on_host = [](int) { return mega::Host{}; };
 
 /// Megatron-LM 844: tied gradients meet after the data-parallel reduction has cut them in pieces.
-template <class Device, class Comm>
-class TiesAfterReduction : public mega::train::GradientReducer<Device, Comm> {
-  using Base = mega::train::GradientReducer<Device, Comm>;
+template <class Device, class Comm, class Store>
+class TiesAfterReduction : public mega::train::GradientReducer<Device, Comm, Store> {
+  using Base = mega::train::GradientReducer<Device, Comm, Store>;
 
  public:
   using Base::Base;
@@ -44,13 +44,13 @@ class TiesAfterReduction : public mega::train::GradientReducer<Device, Comm> {
 };
 
 /// Megatron-LM 1446: gradients of norms under sequence parallelism stay partial.
-template <class Device, class Comm>
-class ForgetsPartialSums : public mega::train::GradientReducer<Device, Comm> {
-  using Base = mega::train::GradientReducer<Device, Comm>;
+template <class Device, class Comm, class Store>
+class ForgetsPartialSums : public mega::train::GradientReducer<Device, Comm, Store> {
+  using Base = mega::train::GradientReducer<Device, Comm, Store>;
 
  public:
-  ForgetsPartialSums(Device& device, mega::train::ParameterStore<Device>& store,
-                     mega::train::Groups<Comm>& groups, typename Device::stream_type& transfer)
+  ForgetsPartialSums(Device& device, Store& store, mega::train::Groups<Comm>& groups,
+                     typename Device::stream_type& transfer)
       : Base(device, store, groups, transfer),
         store_(store),
         groups_(groups),
@@ -63,7 +63,7 @@ class ForgetsPartialSums : public mega::train::GradientReducer<Device, Comm> {
   }
 
  private:
-  mega::train::ParameterStore<Device>& store_;
+  Store& store_;
   mega::train::Groups<Comm>& groups_;
   typename Device::stream_type& transfer_;
 };
@@ -105,10 +105,10 @@ class OverwritesGradients : public mega::nn::Transformer<Spec, Comm> {
   std::vector<mega::ParameterView<float>> views_;
 };
 
-template <template <class, class> class Reducer>
+template <template <class, class, class> class Reducer>
 struct WithReducer : Plan<Gpt3, mega::Host> {
-  template <class Device, class Comm>
-  using reducer = Reducer<Device, Comm>;
+  template <class Device, class Comm, class Store>
+  using reducer = Reducer<Device, Comm, Store>;
 };
 struct WithOwnNorms : mega::DefaultPlan {
   using communicator = KeepsNormsToItself;

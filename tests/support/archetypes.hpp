@@ -51,7 +51,11 @@ void download(Stream&, View<T, R>, View<const std::type_identity_t<T>, R>) {}
 inline void assign(Stream&, Vector<std::int64_t>, std::int64_t) {}
 inline void reciprocal(Stream&, Vector<float>, Vector<const std::int64_t>) {}
 inline void accumulate(Stream&, Vector<float>, Vector<const float>) {}
-inline void add_sum_of_squares(Stream&, Vector<double>, Vector<const float>) {}
+inline void to_storage(Stream&, Vector<float>, Vector<const float>) {}
+inline void initialise_values(Stream&, Vector<float>, const mega::Parameter&, std::uint64_t, int,
+                              int) {}
+inline void sums_of_squares(Stream&, Vector<double>, Vector<const float>,
+                            Vector<const mega::optim::SquareRange>) {}
 inline void clip_by_norm(Stream&, Vector<mega::optim::UpdateControl>, Vector<const double>,
                          double) {}
 inline void adamw_update(Stream&, Vector<float>, Vector<float>, Vector<float>, Vector<const float>,

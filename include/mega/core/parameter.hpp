@@ -37,6 +37,9 @@ struct Parameter {
   Init init = {};
   bool decay = true;                 ///< weight decay applies
   bool partial_over_tensor = false;  ///< a replicated tensor whose gradient must be summed over tp
+  /// The stage writes the whole gradient at a step's first micro-batch and adds from the second on,
+  /// so that nobody need clear it.
+  bool overwritten_first = false;
   std::string tied_to = {};  ///< name of the parameter whose values this one shares, or empty
 
   [[nodiscard]] Index size() const noexcept {

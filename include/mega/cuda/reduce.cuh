@@ -61,7 +61,7 @@ __device__ T block_sum(Index n, Term term) {
   return block_reduce<Sum>(sum);
 }
 
-/// Of an H200. A constant wherever it shapes sums, so that their order does not depend on the GPU.
+/// Of an H200. A constant, so that the order of sums does not depend on the GPU.
 inline constexpr Index multiprocessors = 132;
 
 /// Threads across the rows of a block that forms column sums, and of one that adds such sums.
@@ -114,11 +114,11 @@ MEGA_KERNEL void __launch_bounds__(warp_threads* column_sum_height, 4)
     Operands operands[batch];
 #pragma unroll
     for (int i = 0; i < batch; ++i)
-      if (whole || first + i * height < end)
+      if (decltype(whole)::value || first + i * height < end)
         operands[i] = terms.template load<W>(first + i * height, c);
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
-      if (!whole && first + i * height >= end) continue;
+      if (!decltype(whole)::value && first + i * height >= end) continue;
       float term[N][W];
       terms.template finish<W>(first + i * height, c, operands[i], term);
 #pragma unroll
@@ -205,9 +205,9 @@ void add_partial_sums(Stream& stream, std::string_view op, ColumnTargets<N> targ
 /// terms.load<W>(r, c) brings the Operands<W> of W columns, and terms.finish<W>(r, c, operands,
 /// float (&term)[N][W]) makes the numbers of them; what it stores may be where operands lay.
 /// @pre  W divides cols
-/// @cost  2 launches, one pass over the operands, at most min(rows / 32 + 1, 528) * N * cols floats
-/// of
-///        scratch   @determinism  the order of the sums depends on rows, cols and W alone
+/// @cost  2 launches, one pass over the operands, at most min(rows / 32 + 1, 528) * N * cols
+///        floats of scratch
+/// @determinism  the order of the sums depends on rows, cols, W and the size of Operands<W> alone
 template <int W, int N, class Terms>
 void add_column_sums(Stream& stream, std::string_view op, ColumnTargets<N> targets, Index rows,
                      Index cols, Terms terms) {

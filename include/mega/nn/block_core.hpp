@@ -21,7 +21,8 @@ namespace mega::inline v0::nn {
 // dropout; the global sizes of the products; the widths on one rank; Saved; forward and backward,
 // which adds the column sums of dinner to dbias where that is not empty.
 // `inner` is the output of the first product, `out` the input of the second. forward() runs again
-// on the same inner only if recomputable.
+// on the same inner only if recomputable. joins_product<P, S>: whether backward_from() can have
+// product P make dinner at once from the gradient behind the second product.
 
 /// Rotation of queries and keys, then attention, over this rank's heads.
 template <class Position, class Attention>
@@ -33,6 +34,9 @@ class AttentionCore {
   static constexpr std::string_view exposed_name = "attention.output";
   static constexpr bool recomputable = false;
   static constexpr RandomUse residual_use = RandomUse::residual_dropout;
+
+  template <class, class>
+  static constexpr bool joins_product = false;
 
   struct Saved {
     View<float, 3> lse;
@@ -104,6 +108,9 @@ class MlpCore {
   static constexpr bool recomputable = true;
   static constexpr RandomUse residual_use = RandomUse::mlp_dropout;
 
+  template <class Product, class S>
+  static constexpr bool joins_product = Activation::template joins_product<Product, S>;
+
   struct Saved {};
 
   MlpCore(const TransformerConfig& config, const TransformerRun&, int, int tensor_degree,
@@ -130,6 +137,15 @@ class MlpCore {
                 Matrix<const std::type_identity_t<T>> inner, Matrix<const std::type_identity_t<T>>,
                 const Saved&, Vector<const float>) const {
     Activation::backward(ctx.stream, dinner, dbias, dout, inner);
+  }
+  /// @param dout  behind the second product   @return  false where the sizes do not admit it
+  template <class Ctx, class T, class Product>
+  bool backward_from(Ctx& ctx, Matrix<T> dinner, Vector<float> dbias,
+                     Matrix<const std::type_identity_t<T>> dout,
+                     Vector<const std::type_identity_t<T>> weight,
+                     Matrix<const std::type_identity_t<T>> inner, Product) const {
+    return Activation::template backward_from<Product>(ctx.stream, dinner, dbias, dout, weight,
+                                                       inner);
   }
 
  private:

@@ -43,6 +43,7 @@ class LmHead {
     Parameter p = vocab_parallel_table(std::string(weight_name), config.vocab, config.hidden,
                                        {Init::Kind::normal, config.init_deviation});
     if (config.tied_head) p.tied_to = token_embedding_name;
+    p.overwritten_first = true;
     visit(p, self.weight_);
   }
 
@@ -103,7 +104,8 @@ class LmHead {
         cross_entropy_backward(ctx.stream, logits, Matrix<const T>(logits), wanted,
                                s.row_max.slice(0, count), s.sums.slice(0, count), shard(), scale);
       }
-      Product::backward_weight(ctx.stream, weight_.gradient, logits, x);
+      Product::backward_weight(ctx.stream, weight_.gradient, logits, x,
+                               ctx.microbatch == 0 && block == 0);
       Product::backward_input(ctx.stream, x, logits, weight_.value);
     }
     add_loss_parts(ctx.stream, Vector<double>(ctx.loss_sum, 1), s.partials);

@@ -33,6 +33,13 @@ concept fuses_bias = requires(Stream& stream, Transpose trans, Index n,
   P::gemm_bias(stream, trans, trans, n, n, n, in, n, in, n, in, out, n);
 };
 
+/// Optional: C = (op(A) op(B)) * gelu_tanh'(pre), element by element, in one call.
+template <class P, class Stream>
+concept fuses_gelu_backward = requires(Stream& stream, Transpose trans, Index n,
+                                       const typename P::element* in, typename P::element* out) {
+  P::gemm_dgelu(stream, trans, trans, n, n, n, in, n, in, n, in, out, n);
+};
+
 namespace detail {
 
 struct GemmArguments {

@@ -219,7 +219,7 @@ class ResidualBlock {
     to_input(ctx, region, b, saved, gradients, scratch);
   }
 
-  /// Adds to the gradients of the two weight matrices.
+  /// Adds to the gradients of the two weight matrices, or at the first micro-batch sets them.
   /// @param dy  as backward_input() had it, unless gradients hold it
   template <class Ctx, class Region>
   void backward_weight(Ctx& ctx, const Region& region, Matrix<const T> dy, Matrix<const T> x,
@@ -273,6 +273,11 @@ class ResidualBlock {
   template <class Ctx, class Region>
   void to_inner(Ctx& ctx, const Region& region, Matrix<const T> dout, const Saved& saved,
                 const Gradients& gradients, const Scratch& scratch) const {
+    if constexpr (Core::template joins_product<typename Kernels::product, decltype(ctx.stream)>) {
+      if (core_.backward_from(ctx, gradients.inner, weights_.in_bias.gradient, dout,
+                              weights_.out.value, saved.inner, typename Kernels::product{}))
+        return;
+    }
     const Matrix<T> dcore(scratch.dcore_out.data(), region.rows(), core_.out_width());
     Product::backward_input(ctx.stream, dcore, dout, weights_.out.value);
     core_.backward(ctx, gradients.inner, weights_.in_bias.gradient, dcore, saved.inner,
@@ -289,11 +294,12 @@ class ResidualBlock {
         expose(ctx, exposed_, core_out, Pass::again);
       }
     }
-    Product::backward_weight(ctx.stream, weights_.out.gradient, dout, core_out);
+    const bool first = ctx.microbatch == 0;
+    Product::backward_weight(ctx.stream, weights_.out.gradient, dout, core_out, first);
     if (saved.normed.empty()) enter(ctx, region, x, saved, scratch);
     const Matrix<const T> normed =
         region.gather(ctx.stream, scratch.normed, own_normed(region, saved, scratch));
-    Product::backward_weight(ctx.stream, weights_.in.gradient, gradients.inner, normed);
+    Product::backward_weight(ctx.stream, weights_.in.gradient, gradients.inner, normed, first);
   }
 
   template <class Ctx, class Region>

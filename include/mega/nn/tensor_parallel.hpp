@@ -18,7 +18,8 @@
 namespace mega::inline v0::nn {
 
 /// Weight [outputs, inputs] whose outputs are divided. `parts` are sizes of packed outputs, each
-/// divided by itself, so that a rank owns whole heads, or matching columns of gate and up.
+/// divided by itself, so that a rank owns whole heads, or matching columns of gate and up. Weights
+/// of products have gradients that overwrite first.
 [[nodiscard]] inline Parameter column_parallel_weight(std::string name, std::vector<Index> parts,
                                                       Index inputs, Init init) {
   Index outputs = 0;
@@ -26,7 +27,8 @@ namespace mega::inline v0::nn {
   return {.name = std::move(name),
           .shape = {outputs, inputs},
           .shard = {0, std::move(parts)},
-          .init = init};
+          .init = init,
+          .overwritten_first = true};
 }
 
 /// Its bias, divided alike; no decay.
@@ -34,14 +36,18 @@ namespace mega::inline v0::nn {
   Parameter p = column_parallel_weight(std::move(name), std::move(parts), 1, {});
   p.shape.pop_back();
   p.decay = false;
+  p.overwritten_first = false;
   return p;
 }
 
 /// Weight [outputs, inputs] whose inputs are divided: the ranks' products are summed.
 [[nodiscard]] inline Parameter row_parallel_weight(std::string name, Index outputs, Index inputs,
                                                    Init init) {
-  return {
-      .name = std::move(name), .shape = {outputs, inputs}, .shard = {1, {inputs}}, .init = init};
+  return {.name = std::move(name),
+          .shape = {outputs, inputs},
+          .shard = {1, {inputs}},
+          .init = init,
+          .overwritten_first = true};
 }
 
 /// A vector that all ranks hold; no decay.
@@ -163,11 +169,13 @@ struct Linear {
     Product::gemm(stream, Transpose::no, Transpose::no, dx.rows(), dx.cols(), dy.cols(), 1.0F,
                   dy.data(), dy.cols(), w.data(), dx.cols(), 0.0F, dx.data(), dx.cols());
   }
-  /// dw += dy^T x
+  /// dw += dy^T x, or dw = dy^T x if `overwrites`.
   template <class S>
-  static void backward_weight(S& stream, Vector<float> dw, Matrix<const T> dy, Matrix<const T> x) {
+  static void backward_weight(S& stream, Vector<float> dw, Matrix<const T> dy, Matrix<const T> x,
+                              bool overwrites) {
     Product::gemm(stream, Transpose::yes, Transpose::no, dy.cols(), x.cols(), x.rows(), 1.0F,
-                  dy.data(), dy.cols(), x.data(), x.cols(), 1.0F, dw.data(), x.cols());
+                  dy.data(), dy.cols(), x.data(), x.cols(), overwrites ? 0.0F : 1.0F, dw.data(),
+                  x.cols());
   }
 };
 

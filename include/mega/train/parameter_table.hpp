@@ -43,6 +43,7 @@ struct Region {
   Index end = 0;
   Index partial_end =
       0;  ///< [begin, partial_end): replicated tensors with gradients partial over tp
+  Index cleared_end = 0;  ///< [begin, cleared_end): gradients that must be zero before a step
 
   [[nodiscard]] Index size() const noexcept { return end - begin; }
 };
@@ -193,18 +194,25 @@ class ParameterTable {
       entries_.push_back(std::move(entry));
     }
     // Tensors whose gradients are partial over the tensor axis lie together, so that one call sums
-    // them all.
+    // them all; those that are overwritten first come last, so that one call clears the others.
     Region region{.begin = regions_.empty() ? 0 : regions_.back().end};
     Index at = region.begin;
-    for (const bool partial : {true, false}) {
+    const auto place = [&](bool partial, bool overwritten) {
       for (std::size_t i = first; i < entries_.size(); ++i) {
         TableEntry& entry = entries_[i];
-        if (entry.alias || entry.parameter.partial_over_tensor != partial) continue;
+        if (entry.alias || entry.parameter.partial_over_tensor != partial ||
+            entry.parameter.overwritten_first != overwritten)
+          continue;
         entry.value = entry.gradient = at;
         at += round_up(entry.size, granule);
       }
-      if (partial) region.partial_end = at;
-    }
+    };
+    place(true, true);
+    place(true, false);
+    region.partial_end = at;
+    place(false, false);
+    region.cleared_end = at;
+    place(false, true);
     region.end = region.begin + round_up(at - region.begin, granule * position_.data_degree);
     regions_.push_back(region);
   }

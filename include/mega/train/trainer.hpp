@@ -258,13 +258,14 @@ class Trainer {
       const auto c = static_cast<std::size_t>(chunk);
       compute.wait(trainer.available_[c]);
       const train::Region& region = trainer.store_.table().regions()[c];
-      fill_zero(compute, trainer.store_.gradients().slice(region.begin, region.size()));
+      fill_zero(compute,
+                trainer.store_.gradients().slice(region.begin, region.cleared_end - region.begin));
     }
-    /// The accumulators of tied copies lie behind those of all chunks.
     void clear_aliases(stream_type& compute) {
-      const Vector<float> all = trainer.store_.gradients();
-      const Index first = trainer.store_.table().value_size();
-      fill_zero(compute, all.slice(first, all.size() - first));
+      for (const train::TableEntry& e : trainer.store_.table().entries()) {
+        if (e.alias && !e.parameter.overwritten_first)
+          fill_zero(compute, trainer.store_.gradients(e));
+      }
     }
     void reduce(stream_type& compute, int chunk) { trainer.reducer_.reduce(compute, chunk); }
     void tied_reduce(stream_type& compute) { trainer.reducer_.tied_reduce(compute); }

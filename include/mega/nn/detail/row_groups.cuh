@@ -62,7 +62,7 @@ __device__ inline void group_reduce(float (&value)[N], int turn) {
 }
 
 /// Loads that stay where they stand: one for the next turn does not sink below this turn's work.
-[[nodiscard]] __device__ inline uint4 load_early(const void* from) {
+[[nodiscard]] __device__ inline uint4 load_pack_early(const void* from) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -107,7 +107,7 @@ class RowsInRegisters {
       for (int k = 0; k < Shape::packs; ++k) {
         const Index c = Shape::template column<W>(k);
         next_[p][k] = uint4{};
-        if (r < rows_ && c < cols_) next_[p][k] = load_early(from_[p] + r * cols_ + c);
+        if (r < rows_ && c < cols_) next_[p][k] = load_pack_early(from_[p] + r * cols_ + c);
       }
   }
 

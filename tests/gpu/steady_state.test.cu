@@ -1,0 +1,579 @@
+// What a steady training step must not do on the GPU: take or give back memory, hold the host back,
+// load code. CUPTI tells of every call of the process, and the test counts.
+#if __has_include(<cupti.h>)
+#include <mega/comm/device_thread.cuh>
+#include <mega/device.cuh>
+#include <mega/mega.hpp>
+#include <mega/nn/cublas_lt.hpp>
+
+#ifdef MEGA_WITH_CUDNN
+#include <mega/nn/cudnn_attention.hpp>
+#endif
+
+#include <cuda_runtime.h>
+#include <cupti.h>
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using mega::Bfloat16;
+using mega::Index;
+using mega::Matrix;
+using mega::cuda::check;
+using mega::cuda::Stream;
+
+/// Whether a call of the driver or of the runtime takes or gives back memory of the device or
+/// page-locked memory, lets the host wait or ask whether it would have to, or loads code.
+/// @param name  without what follows an underscore: versions, and kinds of default streams
+bool is_unsteady(std::string_view name) {
+  const auto begins = [](std::string_view text, std::string_view with) {
+    return text.substr(0, with.size()) == with;
+  };
+  const auto ends = [](std::string_view text, std::string_view with) {
+    return text.size() >= with.size() && text.substr(text.size() - with.size()) == with;
+  };
+  name.remove_prefix(begins(name, "cuda") ? 4 : begins(name, "cu") ? 2 : name.size());
+  if (ends(name, "Synchronize") || ends(name, "Query")) return true;
+  if (begins(name, "Memcpy") || begins(name, "Memset"))
+    return name.find("Async") == std::string_view::npos;
+  for (const std::string_view unsteady : {"MemAlloc",
+                                          "Malloc",
+                                          "MemFree",
+                                          "Free",
+                                          "MemHostAlloc",
+                                          "HostAlloc",
+                                          "MemHostRegister",
+                                          "HostRegister",
+                                          "MemHostUnregister",
+                                          "HostUnregister",
+                                          "MemCreate",
+                                          "MemRelease",
+                                          "MemMap",
+                                          "MemUnmap",
+                                          "MemAddress",
+                                          "MemPoolCreate",
+                                          "MemPoolDestroy",
+                                          "MemPoolTrimTo",
+                                          "ArrayCreate",
+                                          "ArrayDestroy",
+                                          "ModuleLoad",
+                                          "ModuleUnload",
+                                          "LibraryLoad",
+                                          "LibraryUnload",
+                                          "LinkCreate"})
+    if (begins(name, unsteady)) return true;
+  return false;
+}
+
+using Counts = std::map<std::string, int>;
+
+constexpr auto pageable_copy = "cudaMemcpyAsync of pageable memory";
+constexpr auto module_loaded = "module loaded";
+
+int total(const Counts& counts) {
+  int out = 0;
+  for (const auto& [name, count] : counts) out += count;
+  return out;
+}
+/// Of all calls that have `part` in their names.
+int count_of(const Counts& counts, std::string_view part) {
+  int out = 0;
+  for (const auto& [name, count] : counts) out += name.find(part) == std::string::npos ? 0 : count;
+  return out;
+}
+std::string text(const Counts& counts) {
+  std::string out;
+  for (const auto& [name, count] : counts)
+    out += mega::sentence(out.empty() ? "" : ", ", name, " ", count);
+  return out;
+}
+
+void check_cupti(CUptiResult status, std::string_view call) {
+  if (status == CUPTI_SUCCESS) return;
+  const char* reason = "an unknown error";
+  (void)cuptiGetResultString(status, &reason);
+  throw mega::Error(mega::ErrorCode::device, mega::sentence(call, " failed with ", reason));
+}
+
+/// Counts the unsteady calls of all threads, since ranks are threads and libraries may have their
+/// own. A call of the runtime that makes one of the driver counts once, under the driver's name.
+class CallCounter {
+ public:
+  /// Lives until the process ends, since CUDA makes calls until then.
+  static CallCounter& of_process() {
+    static CallCounter& counter = *new CallCounter;
+    return counter;
+  }
+
+  void begin() {
+    const std::lock_guard lock(mutex_);
+    counts_.clear();
+    copies_.clear();
+    counting_ = true;
+  }
+  /// @pre  no other thread makes calls
+  [[nodiscard]] Counts end() {
+    counting_ = false;
+    const std::lock_guard lock(mutex_);
+    for (const auto& [out, in] : copies_)
+      if (is_pageable(out) || is_pageable(in)) ++counts_[pageable_copy];
+    return std::exchange(counts_, {});
+  }
+
+ private:
+  CallCounter() {
+    check_cupti(cuptiSubscribe(&subscriber_, &CallCounter::hear, this), "cuptiSubscribe");
+    for (const CUpti_CallbackDomain domain :
+         {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_CB_DOMAIN_RUNTIME_API})
+      check_cupti(cuptiEnableDomain(1, subscriber_, domain), "cuptiEnableDomain");
+    // Also heard when the driver loads a kernel at its first launch, which no call tells of.
+    check_cupti(cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_RESOURCE,
+                                    CUPTI_CBID_RESOURCE_MODULE_LOADED),
+                "cuptiEnableCallback");
+  }
+
+  static void CUPTIAPI hear(void* self, CUpti_CallbackDomain domain, CUpti_CallbackId id,
+                            const void* data) {
+    auto& counter = *static_cast<CallCounter*>(self);
+    if (!counter.counting_) return;
+    if (domain == CUPTI_CB_DOMAIN_RESOURCE) return counter.add(module_loaded);
+    counter.hear_call(domain, id, *static_cast<const CUpti_CallbackData*>(data));
+  }
+
+  void hear_call(CUpti_CallbackDomain domain, CUpti_CallbackId id, const CUpti_CallbackData& call) {
+    const bool enters = call.callbackSite == CUPTI_API_ENTER;
+    const bool runtime = domain == CUPTI_CB_DOMAIN_RUNTIME_API;
+    if (enters && runtime && id == CUPTI_RUNTIME_TRACE_CBID_cudaMemcpyAsync_v3020) {
+      const auto& copy = *static_cast<const cudaMemcpyAsync_v3020_params*>(call.functionParams);
+      const std::lock_guard lock(mutex_);
+      copies_.emplace_back(copy.dst, copy.src);
+    }
+    std::string_view name = call.functionName;
+    name = name.substr(0, name.find('_'));
+    if (!is_unsteady(name)) return;
+    if (!runtime) {
+      if (!enters) return;
+      ++driver_calls;
+      add(name);
+    } else if (enters) {
+      *call.correlationData = driver_calls;
+    } else if (*call.correlationData == driver_calls) {
+      add(name);
+    }
+  }
+
+  void add(std::string_view name) {
+    const std::lock_guard lock(mutex_);
+    ++counts_[std::string(name)];
+  }
+
+  static bool is_pageable(const void* p) {
+    cudaPointerAttributes attributes{};
+    check(cudaPointerGetAttributes(&attributes, p), "cudaPointerGetAttributes");
+    return attributes.type == cudaMemoryTypeUnregistered;
+  }
+
+  static inline thread_local std::uint64_t driver_calls = 0;  // unsteady ones of this thread
+
+  CUpti_SubscriberHandle subscriber_ = nullptr;
+  std::atomic<bool> counting_ = false;
+  std::mutex mutex_;
+  Counts counts_;
+  std::vector<std::pair<const void*, const void*>> copies_;  // to, from
+};
+
+/// A stage that also does in loss() what the test has it do, once a micro-batch.
+using Action = void (*)(Stream&);
+Action extra_action = nullptr;
+
+struct WithAction {
+  explicit WithAction(Action action) { extra_action = action; }
+  WithAction(const WithAction&) = delete;
+  WithAction& operator=(const WithAction&) = delete;
+  ~WithAction() { extra_action = nullptr; }
+};
+
+template <class Stage>
+struct Acting : Stage {
+  using Stage::Stage;
+
+  template <class Ctx>
+  void loss(Ctx& ctx, typename Stage::edge_type out_then_dout,
+            typename Stage::target_type targets) {
+    if (extra_action != nullptr) extra_action(ctx.stream);
+    Stage::loss(ctx, out_then_dout, targets);
+  }
+};
+
+template <class Spec, class Element, class Comm = mega::cuda::SelfComm,
+          class Attention = mega::nn::BuiltInAttention>
+struct Plan : mega::DefaultPlan {
+  using device = mega::Cuda;
+  using communicator = Comm;
+  using kernels = mega::nn::Kernels<mega::nn::CublasLtProduct<Element>, Attention>;
+  using stage = Acting<mega::nn::Transformer<Spec, Comm, kernels>>;
+};
+
+struct Setup {
+  mega::Mesh mesh{};
+  int chunks = 1;
+  int microbatches = 3;
+  bool sequence_parallel = false;
+  bool shard_optimizer = false;
+  float dropout = 0;
+  mega::nn::Recompute recompute = mega::nn::Recompute::none;
+};
+
+constexpr int layers = 4, vocab = 1003;
+constexpr int warm_steps = 2, steady_steps = 3;
+
+template <class Spec>
+mega::nn::TransformerConfig config(const Setup& setup) {
+  constexpr bool gpt = std::is_same_v<Spec, mega::nn::Gpt3>;
+  mega::nn::TransformerConfig c;
+  c.layers = layers;
+  c.hidden = 256;
+  c.heads = 4;
+  c.kv_heads = gpt ? 4 : 2;
+  c.head_dim = 64;
+  c.ffn = 512;
+  c.vocab = vocab;
+  c.max_positions = 128;
+  c.dropout = {setup.dropout, setup.dropout, setup.dropout};
+  c.tied_head = gpt;
+  return c;
+}
+
+/// Several pieces of the loss a micro-batch, the last one shorter.
+mega::nn::TransformerRun run_of(const Setup& setup) {
+  return {.micro_batch = 2,
+          .sequence = 128,
+          .sequence_parallel = setup.sequence_parallel,
+          .recompute = setup.recompute,
+          .loss_rows = 100};
+}
+
+/// A data-parallel rank's micro-batches in page-locked memory.
+class Tokens {
+ public:
+  Tokens(const mega::nn::TransformerRun& run, int microbatches, int data_rank)
+      : run_(run), microbatches_(microbatches), data_rank_(data_rank) {
+    const Index count = microbatches * run.rows();
+    check(cudaMallocHost(&memory_, static_cast<std::size_t>(2 * count) * sizeof(std::int32_t)),
+          "cudaMallocHost");
+    const mega::RandomKey key{.seed = 3, .use = mega::RandomUse::test};
+    for (Index i = 0; i < 2 * count; ++i)
+      memory_[i] = static_cast<std::int32_t>(key.bits(i) % static_cast<std::uint32_t>(vocab));
+  }
+  Tokens(const Tokens&) = delete;
+  Tokens& operator=(const Tokens&) = delete;
+  ~Tokens() { (void)cudaFreeHost(memory_); }
+
+  [[nodiscard]] int microbatches() const { return microbatches_; }
+  [[nodiscard]] Matrix<const std::int32_t> input(int mb) const { return at(mb); }
+  [[nodiscard]] Matrix<const std::int32_t> target(int mb) const { return at(microbatches_ + mb); }
+  [[nodiscard]] Index first_sample(int mb) const {
+    return (data_rank_ * microbatches_ + mb) * run_.micro_batch;
+  }
+  [[nodiscard]] std::int64_t valid_targets() const { return microbatches_ * run_.rows(); }
+
+ private:
+  [[nodiscard]] Matrix<const std::int32_t> at(Index mb) const {
+    return {memory_ + mb * run_.rows(), run_.micro_batch, run_.sequence};
+  }
+  mega::nn::TransformerRun run_;
+  int microbatches_, data_rank_;
+  std::int32_t* memory_ = nullptr;
+};
+
+/// The unsteady calls of all ranks.
+struct Observed {
+  Counts steps, result;
+  mega::StepResult last;
+};
+
+/// One rank's warm steps, steady ones, and the reading of the result.
+template <class ThePlan>
+void train_rank(typename ThePlan::communicator& world, const Setup& setup, Observed& observed) {
+  using Stage = typename ThePlan::stage;
+  const mega::nn::TransformerRun run = run_of(setup);
+  typename mega::Trainer<ThePlan>::options_type options;
+  options.mesh = setup.mesh;
+  options.chunks = setup.chunks;
+  options.microbatches = setup.microbatches;
+  options.shard_optimizer = setup.shard_optimizer;
+  options.seed = 7;
+  mega::Trainer<ThePlan> trainer(world, options, [&](mega::StagePosition at, auto& groups) {
+    return Stage(config<typename Stage::spec_type>(setup), run, at,
+                 mega::dpp::split_layers(layers, at.stages).of_stage(at.stage), groups.tensor);
+  });
+  const Tokens batch(run, setup.microbatches,
+                     setup.mesh.coordinates(world.rank())[mega::Axis::data]);
+  for (int step = 0; step < warm_steps; ++step) trainer.step(batch, 1e-3);
+
+  // On rank 0, while the others make no calls.
+  CallCounter& counter = CallCounter::of_process();
+  const auto between_ranks = [&](const auto& act) {
+    world.barrier(trainer.compute());
+    if (world.rank() == 0) act();
+    world.barrier(trainer.compute());
+  };
+  between_ranks([&] { counter.begin(); });
+  for (int step = 0; step < steady_steps; ++step) trainer.queue_step(batch, 1e-3);
+  between_ranks([&] {
+    observed.steps = counter.end();
+    counter.begin();
+  });
+  const mega::StepResult last = trainer.result();
+  between_ranks([&] {
+    observed.result = counter.end();
+    observed.last = last;
+  });
+}
+
+template <class ThePlan>
+Observed train(const Setup& setup) {
+  (void)CallCounter::of_process();  // before the threads of ranks
+  Observed observed;
+  if constexpr (std::is_same_v<typename ThePlan::communicator, mega::cuda::SelfComm>) {
+    mega::cuda::SelfComm world;
+    train_rank<ThePlan>(world, setup, observed);
+  } else {
+    mega::run_device_threads(setup.mesh.size(), [&](mega::DeviceThreadComm& world) {
+      train_rank<ThePlan>(world, setup, observed);
+    });
+  }
+  return observed;
+}
+
+/// Streams that result() waits for: three a rank, and one at both ends of the two edges, there and
+/// back, between neighbouring stages.
+int waits_of_result(const Setup& setup) {
+  const int stages = setup.mesh.pipeline * setup.chunks;
+  return 3 * setup.mesh.size() + 4 * (stages - 1) * setup.mesh.tensor * setup.mesh.data;
+}
+/// It reads sums, control and targets into memory that is not page-locked.
+int reads_of_result(const Setup& setup) {
+  return 3 * setup.mesh.size();
+}
+
+template <class ThePlan>
+void check_steady(const std::string& what, const Setup& setup) {
+  CAPTURE(what);
+  const Observed observed = train<ThePlan>(setup);
+  CHECK(text(observed.steps) == "");
+  INFO("result(): ", text(observed.result));
+  CHECK(count_of(observed.result, "StreamSynchronize") == waits_of_result(setup));
+  CHECK(count_of(observed.result, pageable_copy) == reads_of_result(setup));
+  CHECK(total(observed.result) == waits_of_result(setup) + reads_of_result(setup));
+  // The steps did train.
+  CHECK(std::isfinite(observed.last.loss));
+  CHECK_FALSE(observed.last.skipped);
+  CHECK(observed.last.targets == setup.mesh.data * setup.microbatches * run_of(setup).rows());
+  std::printf("%s: %d steps made %d unsteady calls, result() %s\n", what.c_str(), steady_steps,
+              total(observed.steps), text(observed.result).c_str());
+  std::fflush(stdout);
+}
+
+template <class Spec, class Element>
+void check_one_rank(const std::string& what) {
+  using ThePlan = Plan<Spec, Element>;
+  check_steady<ThePlan>(what, {});
+  check_steady<ThePlan>(what + ", dropout", {.dropout = 0.1F});
+  check_steady<ThePlan>(what + ", recompute selective",
+                        {.recompute = mega::nn::Recompute::selective});
+}
+
+/// Device memory of at least one word that nobody waits for.
+void* device_word(Stream& stream) {
+  return stream.scratch(sizeof(int));
+}
+int host_word = 0;
+
+}  // namespace
+
+TEST_CASE("gpu steady state: which calls count") {
+  for (const std::string name :
+       {"cuMemAlloc", "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemAllocHost",
+        "cuMemAllocManaged", "cuMemHostAlloc", "cuMemHostRegister", "cuMemFree", "cuMemFreeAsync",
+        "cuMemFreeHost", "cuMemMap", "cuMemCreate", "cuMemAddressReserve", "cudaMalloc",
+        "cudaMallocAsync", "cudaHostAlloc", "cudaFree", "cudaFreeAsync"}) {
+    CAPTURE(name);
+    CHECK(is_unsteady(name));
+  }
+  for (const std::string name :
+       {"cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuStreamQuery",
+        "cuEventQuery", "cuMemcpy", "cuMemcpyDtoH", "cuMemcpyHtoD", "cuMemcpy2D",
+        "cudaDeviceSynchronize", "cudaMemcpy", "cuModuleLoadData", "cuModuleLoadFatBinary",
+        "cuLibraryLoadData"}) {
+    CAPTURE(name);
+    CHECK(is_unsteady(name));
+  }
+  for (const std::string name :
+       {"cuMemcpyAsync", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemsetD8Async",
+        "cuLaunchKernel", "cuLaunchKernelEx", "cuEventRecord", "cuStreamWaitEvent",
+        "cuMemGetAddressRange", "cuFuncSetAttribute", "cuCtxGetCurrent", "cudaMemcpyAsync",
+        "cudaMemsetAsync", "cudaLaunchKernel", "cudaGetLastError", "cudaFuncSetAttribute", "", "c",
+        "Free"}) {
+    CAPTURE(name);
+    CHECK_FALSE(is_unsteady(name));
+  }
+}
+
+TEST_CASE("gpu steady state: a step that does what it must not is found out") {
+  using Llama3 = Plan<mega::nn::Llama3, float>;
+  struct Misdeed {
+    std::string what;
+    Action action;
+    int calls;  // that count
+  };
+  const std::vector<Misdeed> misdeeds{
+      {"nothing", nullptr, 0},
+      {"cudaMalloc and cudaFree", [](Stream&) { const mega::cuda::Memory memory(4096); }, 2},
+      {"cudaMallocAsync and cudaFreeAsync",
+       [](Stream& stream) {
+         void* memory = nullptr;
+         check(cudaMallocAsync(&memory, 4096, stream.native()), "cudaMallocAsync");
+         check(cudaFreeAsync(memory, stream.native()), "cudaFreeAsync");
+       },
+       2},
+      {"cudaMallocHost and cudaFreeHost",
+       [](Stream&) {
+         void* memory = nullptr;
+         check(cudaMallocHost(&memory, 4096), "cudaMallocHost");
+         check(cudaFreeHost(memory), "cudaFreeHost");
+       },
+       2},
+      {"cudaMemcpy",
+       [](Stream& stream) {
+         check(cudaMemcpy(&host_word, device_word(stream), sizeof(int), cudaMemcpyDeviceToHost),
+               "cudaMemcpy");
+       },
+       1},
+      {pageable_copy,
+       [](Stream& stream) {
+         check(cudaMemcpyAsync(&host_word, device_word(stream), sizeof(int), cudaMemcpyDeviceToHost,
+                               stream.native()),
+               "cudaMemcpyAsync");
+       },
+       1},
+      {"cudaStreamSynchronize", [](Stream& stream) { stream.synchronize(); }, 1},
+      {"cudaDeviceSynchronize",
+       [](Stream&) { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }, 1},
+      {"cudaEventSynchronize",
+       [](Stream& stream) {
+         mega::cuda::Event event;
+         stream.record(event);
+         check(cudaEventSynchronize(event.native()), "cudaEventSynchronize");
+       },
+       1},
+      {"cudaEventQuery",
+       [](Stream& stream) {
+         mega::cuda::Event event;
+         stream.record(event);
+         (void)cudaEventQuery(event.native());
+         (void)cudaGetLastError();  // not ready is no fault
+       },
+       1},
+      {"cudaStreamQuery",
+       [](Stream& stream) {
+         (void)cudaStreamQuery(stream.native());
+         (void)cudaGetLastError();
+       },
+       1},
+  };
+  for (const Misdeed& misdeed : misdeeds) {
+    CAPTURE(misdeed.what);
+    const WithAction with(misdeed.action);
+    const Setup setup;
+    const Observed observed = train<Llama3>(setup);
+    INFO(text(observed.steps));
+    CHECK(total(observed.steps) == misdeed.calls * steady_steps * setup.microbatches);
+    CHECK(total(observed.result) == waits_of_result(setup) + reads_of_result(setup));
+    std::printf("a step with %s: %s\n", misdeed.what.c_str(), text(observed.steps).c_str());
+  }
+}
+
+#if CUDART_VERSION >= 12080
+TEST_CASE("gpu steady state: a step that loads code is found out") {
+  const WithAction with([](Stream&) {
+    constexpr auto code =
+        ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry idle() { ret; }\n";
+    cudaLibrary_t library{};
+    check(cudaLibraryLoadData(&library, code, nullptr, nullptr, 0, nullptr, nullptr, 0),
+          "cudaLibraryLoadData");
+    check(cudaLibraryUnload(library), "cudaLibraryUnload");
+  });
+  const Setup setup;
+  const Observed observed = train<Plan<mega::nn::Llama3, float>>(setup);
+  INFO(text(observed.steps));
+  CHECK(count_of(observed.steps, "LibraryLoad") == steady_steps * setup.microbatches);
+}
+#endif
+
+TEST_CASE("gpu steady state: GPT-3 in bf16") {
+  check_one_rank<mega::nn::Gpt3, Bfloat16>("GPT-3 bf16");
+}
+TEST_CASE("gpu steady state: Llama-3 in bf16") {
+  check_one_rank<mega::nn::Llama3, Bfloat16>("Llama-3 bf16");
+}
+TEST_CASE("gpu steady state: GPT-3 in fp32") {
+  check_one_rank<mega::nn::Gpt3, float>("GPT-3 fp32");
+}
+TEST_CASE("gpu steady state: Llama-3 in fp32") {
+  check_one_rank<mega::nn::Llama3, float>("Llama-3 fp32");
+}
+
+#ifdef MEGA_WITH_CUDNN
+TEST_CASE("gpu steady state: Llama-3 in bf16 with cuDNN's attention") {
+  using Attention = mega::nn::CudnnAttention<>;
+  REQUIRE(Attention::supports(
+      {.batch = 2, .time = 128, .query_heads = 4, .kv_heads = 2, .head_dim = 64}, {}));
+  check_steady<Plan<mega::nn::Llama3, Bfloat16, mega::cuda::SelfComm, Attention>>(
+      "Llama-3 bf16, cuDNN", {});
+}
+#endif
+
+TEST_CASE("gpu steady state: four ranks on one GPU, GPT-3 in bf16") {
+  using Ranks = Plan<mega::nn::Gpt3, Bfloat16, mega::DeviceThreadComm>;
+  check_steady<Ranks>("four ranks, tp2 pp2", {.mesh = {.tensor = 2, .pipeline = 2},
+                                              .sequence_parallel = true,
+                                              .dropout = 0.1F,
+                                              .recompute = mega::nn::Recompute::selective});
+  check_steady<Ranks>("four ranks, dp2 pp2 vpp2 zero1", {.mesh = {.data = 2, .pipeline = 2},
+                                                         .chunks = 2,
+                                                         .microbatches = 4,
+                                                         .shard_optimizer = true});
+}
+
+#else
+#include <doctest/doctest.h>
+
+#include <cstdio>
+
+namespace {
+/// For a decorator, so that it is said before the tests run.
+bool say_what_is_missing() {
+  std::puts("steady_state: this build did not find cupti.h, so nothing counts calls; skipped");
+  return true;
+}
+}  // namespace
+
+TEST_CASE("gpu steady state: calls are counted" * doctest::skip(say_what_is_missing())) {
+  FAIL("this program was built without CUPTI");
+}
+#endif
