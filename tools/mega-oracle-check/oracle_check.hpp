@@ -264,7 +264,7 @@ class Comparison {
                mega::Matrix<const T>(own));
       mine.emplace_back(first, first + own.size());
     });
-    for (const auto [begin, end] : mine)
+    for (const auto& [begin, end] : mine)
       std::copy(all.begin() + begin, all.begin() + end, logits_.begin() + begin);
     std::vector<double> losses;
     for (std::size_t i = 0; i < expected_.adamw_losses.size(); ++i) {
