@@ -10,7 +10,7 @@
 #                    (dpkg -x); default: none, they are installed
 #   MEGA_ARCH        architecture to build for, default sm_90
 #   MEGA_SANITIZERS  tools of compute-sanitizer that run the tests of the operations and of
-#                    attention; default memcheck, "" for none
+#                    attention, but not their timings; default memcheck, "" for none
 #   MEGA_TIMEOUT     seconds after which a program is killed, default 300
 #   OUT              where the logs go, default the current folder
 # Exit code 0: everything built, and every test passed.
@@ -103,9 +103,10 @@ for name in "${programs[@]}"; do
   [[ -x $build/$name ]] && run "$name" "$build/$name"
 done
 for tool in $sanitizers; do
-  for name in ops attention; do
+  for name in ops attention ops_bf16 attention_bf16; do
     [[ -x $build/$name ]] &&
-      run "$tool of $name" compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/$name"
+      run "$tool of $name" compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/$name" \
+        --test-case-exclude="*rates of*,*speed of*"
   done
 done
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | tee -a "$log"
