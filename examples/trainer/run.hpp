@@ -102,6 +102,7 @@ class TrainingRun {
     if (!c.save_dir.empty()) save();
     if (stopped) return;
     if (!c.export_dir.empty()) {
+      const typename Trainer::Attended scope(trainer_);
       export_weights<Spec>(trainer_, device_, job_.model, c.export_dir);
       console_.say(mega::sentence("exported to ", c.export_dir));
     }
@@ -113,6 +114,7 @@ class TrainingRun {
  private:
   void start() {
     const Config& c = job_.config;
+    const typename Trainer::Attended scope(trainer_);
     if (start_from_ != nullptr) import_weights(trainer_, *start_from_);
     if (!c.load_dir.empty()) {
       const mega::ckpt::LoadedCheckpoint loaded =
@@ -211,6 +213,7 @@ class TrainingRun {
   void save() {
     const Config& c = job_.config;
     if (saved_at_ == trainer_.steps_done() && c.load_dir == c.save_dir) return;
+    const typename Trainer::Attended scope(trainer_);
     mega::ckpt::TrainingState state;
     state.consumed_samples = consumed_;
     state.model = describe_model();
@@ -248,6 +251,7 @@ class TrainingRun {
 
   void sample() {
     const Config& c = job_.config;
+    const typename Trainer::Attended scope(trainer_);
     std::vector<std::int32_t> prompt;
     for (const char byte : c.prompt) prompt.push_back(static_cast<unsigned char>(byte));
     const auto tokens = continue_text(trainer_, device_, prompt, c.sample_tokens, c.temperature,

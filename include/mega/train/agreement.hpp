@@ -18,7 +18,10 @@ class Agreement {
   Agreement(Device& device, Comm& world)
       : comm_(world.split(0, world.rank())),
         stream_(device.make_stream("agreement")),
-        memory_(device.allocate(sizeof(std::int64_t))) {}
+        memory_(device.allocate(sizeof(std::int64_t))) {
+    // Whoever is not here yet may be allocating.
+    if constexpr (comm::has_attended_calls<Comm>) comm_.attend(true);
+  }
 
   /// The largest value that any rank brings.
   [[nodiscard]] std::int64_t largest(std::int64_t value) {

@@ -127,7 +127,7 @@ class Trainer {
   /// Queues a step without waiting; the batch stays valid until result() or synchronize().
   template <training_batch<stage_type> Batch>
   void queue_step(const Batch& batch, double learning_rate) {
-    const FirstUse first_use(*this, trained_);
+    const Attended first_use(*this, !std::exchange(trained_, true));
     stream_type& compute = executor_.compute();
     count_targets(batch);
     Gradients gradients{*this};
@@ -151,7 +151,7 @@ class Trainer {
   /// output.
   template <training_batch<stage_type> Batch, class Visit>
   StepResult evaluate(const Batch& batch, const Visit& visit) {
-    const FirstUse first_use(*this, evaluated_);
+    const Attended first_use(*this, !std::exchange(evaluated_, true));
     stream_type& compute = executor_.compute();
     count_targets(batch);
     for (const auto& event : available_) compute.wait(event);
@@ -221,23 +221,19 @@ class Trainer {
   }
   /// Most micro-batches that were alive on this rank at once in the last step.
   [[nodiscard]] int peak_microbatches() const noexcept { return executor_.peak(); }
-  /// Device memory this rank has allocated through the trainer.
-  [[nodiscard]] std::size_t device_bytes() const noexcept {
-    return store_.bytes() + executor_.bytes() + memory_.bytes() +
-           Plan::dispatch::required_bytes(options_.mesh);
-  }
-
- private:
-  /// Has collectives attended while what it spans runs for the first time.
-  class FirstUse {
+  /// Has the collectives of the world and of all groups attended while it lives; see
+  /// comm::has_attended_calls. For what allocates or does something for the first time between
+  /// steps, on all ranks; the first step and the first evaluation see to it themselves.
+  class [[nodiscard]] Attended {
    public:
-    FirstUse(Trainer& trainer, bool& used) : trainer_(trainer), first_(!std::exchange(used, true)) {
-      if (first_) attend(true);
+    /// @param wanted  false: a scope like any other
+    explicit Attended(Trainer& trainer, bool wanted = true) : trainer_(trainer), wanted_(wanted) {
+      if (wanted_ && trainer_.attended_++ == 0) attend(true);
     }
-    FirstUse(const FirstUse&) = delete;
-    FirstUse& operator=(const FirstUse&) = delete;
-    ~FirstUse() {
-      if (first_) attend(false);
+    Attended(const Attended&) = delete;
+    Attended& operator=(const Attended&) = delete;
+    ~Attended() {
+      if (wanted_ && --trainer_.attended_ == 0) attend(false);
     }
 
    private:
@@ -247,9 +243,16 @@ class Trainer {
     }
 
     Trainer& trainer_;
-    bool first_;
+    bool wanted_;
   };
 
+  /// Device memory this rank has allocated through the trainer.
+  [[nodiscard]] std::size_t device_bytes() const noexcept {
+    return store_.bytes() + executor_.bytes() + memory_.bytes() +
+           Plan::dispatch::required_bytes(options_.mesh);
+  }
+
+ private:
   /// The executor's gradient sink: the plan's reducer, and what comes before a chunk's first use.
   struct Gradients {
     Trainer& trainer;
@@ -390,6 +393,7 @@ class Trainer {
   std::vector<typename stream_type::event_type> updated_, available_;  // of each chunk's values
   std::uint64_t step_ = 0;
   bool trained_ = false, evaluated_ = false;
+  int attended_ = 0;  // scopes
 };
 
 }  // namespace mega::inline v0
