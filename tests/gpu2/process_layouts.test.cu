@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <sstream>
 #include <string>
@@ -182,64 +183,71 @@ T* numbers(const Memory& memory) {
   return reinterpret_cast<T*>(memory.data());
 }
 
-/// On rank 0, what a rank's first step does for the first time, each while a slot waits for a
-/// message that rank 1 sends only when it hears that the host came back, or after some seconds.
-void first_uses(NcclProcessComm& comm) {
+/// On rank 0, what a rank's first step does for the first time, each while a slot is posted. Rank 1
+/// sends the message when it hears that the host came back, or after some seconds, and says in it
+/// which of the two.
+void first_uses(NcclProcessComm& comm, bool attended) {
   constexpr Index n = 64;
   const mega::Cuda device(current_device());
   Stream in, out, work, bf16_work;
-  Memory slot(8), sent(8), matrices(3 * n * n * sizeof(float)), more;
+  Memory slot(8), words(16), matrices(3 * n * n * sizeof(float)), more;
   fill_zero(work, bytes(matrices, 3 * n * n * 4));
-  fill_zero(out, bytes(sent, 8));
+  const std::array<std::int64_t, 2> gave_up_or_heard{0, 1};
+  upload(out, Vector<std::int64_t>(numbers<std::int64_t>(words), 2),
+         Vector<const std::int64_t>(gave_up_or_heard.data(), 2));
   work.synchronize();
   out.synchronize();
   const int peer = 1 - comm.rank();
   auto sender = comm.open_sender(peer, static_cast<std::uint32_t>(comm.rank()));
   auto receiver = comm.open_receiver(peer, static_cast<std::uint32_t>(peer));
-
+  const auto send = [&](bool heard) {
+    sender.send(out, Vector<const std::byte>(words.data() + (heard ? 8 : 0), 8));
+  };
   const auto waits = [&] {
     const cudaError_t status = cudaStreamQuery(in.native());
     if (status != cudaErrorNotReady) mega::cuda::check(status, "cudaStreamQuery");
     (void)cudaGetLastError();  // not ready is none
     return status == cudaErrorNotReady;
   };
-  const auto await_peer = [&] {
-    receiver.post(in, bytes(slot, 8));
-    receiver.complete(in);
-  };
-  const auto tell_peer = [&] { sender.send(out, Vector<const std::byte>(bytes(sent, 8))); };
-  const auto end_round = [&] {
-    in.synchronize();
-    out.synchronize();
-  };
+  /// Whether the host came back before the message.
   const auto probe = [&](const char* what, const auto& use) {
-    CAPTURE(what);
+    std::int64_t heard = 0;
+    receiver.post(in, bytes(slot, 8));
     if (comm.rank() == 0) {
-      await_peer();
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // its kernel runs by now
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(50));  // its kernel, if any, runs by now
       const auto begin = std::chrono::steady_clock::now();
       use();
       const double seconds =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      const bool came_back = waits();
-      CHECK(came_back);
-      std::printf("first use: %s took %.3f s%s\n", what, seconds,
-                  came_back ? "" : " and WAITED for the message");
+      send(true);
+      receiver.complete(in);
+      download(in, Vector<std::int64_t>(&heard, 1),
+               Vector<const std::int64_t>(numbers<std::int64_t>(slot), 1));
+      in.synchronize();
+      std::printf("first use, %s: %s took %.3f s%s\n", attended ? "attended" : "unattended", what,
+                  seconds, heard != 0 ? "" : " and WAITED for the message");
       std::fflush(stdout);
-      tell_peer();
     } else {
-      await_peer();
-      for (int i = 0; i < 1000 && waits(); ++i)
+      receiver.complete(in);
+      for (int i = 0; i < 500 && waits(); ++i)
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      tell_peer();
+      heard = waits() ? 0 : 1;
+      send(heard != 0);
+      in.synchronize();
     }
-    end_round();
+    out.synchronize();
+    return heard != 0;
   };
 
   // Both ends are connected before the first probe.
-  await_peer();
-  tell_peer();
-  end_round();
+  receiver.post(in, bytes(slot, 8));
+  send(true);
+  receiver.complete(in);
+  in.synchronize();
+  out.synchronize();
+  // Rank 1 must be able to give up, so it does not wait in complete().
+  comm.attend(attended && comm.rank() == 0);
   using mega::nn::Transpose;
   const auto multiply = [&](auto product, Stream& stream) {
     using Product = decltype(product);
@@ -247,19 +255,95 @@ void first_uses(NcclProcessComm& comm) {
     Product::gemm(stream, Transpose::no, Transpose::no, n, n, n, 1.0F, at, n, at + n * n, n, 0.0F,
                   at + 2 * n * n, n);
   };
-  probe("nothing", [] {});
-  probe("cudaMalloc", [&] { more = Memory(std::size_t{64} << 20); });
-  probe("a handle of cuBLAS", [&] { (void)work.resource<mega::nn::detail::CublasHandle>(); });
-  probe("a product of cuBLAS", [&] { multiply(mega::nn::CublasProduct(), work); });
-  probe("a product of cuBLASLt",
+  CHECK(probe("nothing", [] {}));
+  int waited = 0;
+  const auto count = [&](const char* what, const auto& use) { waited += probe(what, use) ? 0 : 1; };
+  count("cudaMalloc", [&] { more = Memory(std::size_t{64} << 20); });
+  count("a handle of cuBLAS", [&] { (void)work.resource<mega::nn::detail::CublasHandle>(); });
+  count("a product of cuBLAS", [&] { multiply(mega::nn::CublasProduct(), work); });
+  count("a product of cuBLASLt",
         [&] { multiply(mega::nn::CublasLtProduct<Bfloat16>(), bf16_work); });
-  probe("scratch memory", [&] { (void)work.scratch(std::size_t{1} << 20); });
-  probe("more scratch memory", [&] { (void)work.scratch(std::size_t{64} << 20); });
+  count("scratch memory", [&] { (void)work.scratch(std::size_t{1} << 20); });
+  count("more scratch memory", [&] { (void)work.scratch(std::size_t{64} << 20); });
+  if (attended) {
+    CHECK(waited == 0);
+  } else {
+    CHECK(waited > 0);
+  }
+}
+
+/// Slots that are posted ahead while attended, completed then and later, and given up.
+void attended_slots(NcclProcessComm& comm) {
+  // NCCL takes the first message at once; the others wait for their receives.
+  constexpr std::array<Index, 4> sizes{8, 64 << 20, (64 << 20) + 8, 32 << 20};
+  constexpr Index most = (64 << 20) + 8;
+  const int me = comm.rank(), peer = 1 - me;
+  Stream in, out, beside;
+  std::vector<Memory> sent, slots;
+  for (std::size_t k = 0; k < sizes.size(); ++k) {
+    sent.emplace_back(static_cast<std::size_t>(most));
+    slots.emplace_back(static_cast<std::size_t>(most));
+    const auto fill = [&](const Memory& memory, int value) {
+      mega::cuda::check(
+          cudaMemsetAsync(memory.data(), value, static_cast<std::size_t>(most), out.native()),
+          "cudaMemsetAsync");
+    };
+    fill(sent[k], 10 * (static_cast<int>(k) + 1) + me);
+    fill(slots[k], 99);
+  }
+  out.synchronize();
+  auto sender = comm.open_sender(peer, static_cast<std::uint32_t>(me));
+  auto receiver = comm.open_receiver(peer, static_cast<std::uint32_t>(peer));
+  // On a stream that nothing orders behind the receives.
+  const auto expect = [&](std::size_t k, bool filled) {
+    CAPTURE(k);
+    std::array<unsigned char, 2> ends{};
+    for (std::size_t i = 0; i < 2; ++i)
+      download(beside, Vector<std::byte>(reinterpret_cast<std::byte*>(&ends[i]), 1),
+               Vector<const std::byte>(slots[k].data() + (i == 0 ? 0 : sizes[k] - 1), 1));
+    beside.synchronize();
+    const int value = filled ? 10 * (static_cast<int>(k) + 1) + peer : 99;
+    CHECK(static_cast<int>(ends[0]) == value);
+    CHECK(static_cast<int>(ends[1]) == value);
+  };
+  comm.attend(true);
+  for (std::size_t k = 0; k < sizes.size(); ++k) receiver.post(in, bytes(slots[k], sizes[k]));
+  // Also what this sets up comes before a send waits on the GPU.
+  expect(0, false);
+  for (std::size_t k = 0; k < sizes.size(); ++k)
+    sender.send(out, Vector<const std::byte>(bytes(sent[k], sizes[k])));
+  for (std::size_t k = 0; k < 2; ++k) {
+    for (std::size_t later = k; later < sizes.size(); ++later) expect(later, false);
+    receiver.complete(in);
+    expect(k, true);
+  }
+  // The other two were only noted.
+  comm.attend(false);
+  out.synchronize();
+  for (std::size_t k = 2; k < sizes.size(); ++k) {
+    receiver.complete(in);
+    in.synchronize();
+    expect(k, true);
+  }
+  comm.attend(true);
+  const Memory sum(4);
+  if (me == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const float own = static_cast<float>(me + 1);
+  upload(out, Vector<float>(numbers<float>(sum), 1), Vector<const float>(&own, 1));
+  comm.all_reduce(out, Vector<float>(numbers<float>(sum), 1), mega::comm::Reduce::sum);
+  float got = 0;
+  download(beside, Vector<float>(&got, 1), Vector<const float>(numbers<float>(sum), 1));
+  beside.synchronize();
+  CHECK(got == 3.0F);
+  // The receiver ends with a slot that was only noted.
+  receiver.post(in, bytes(slots[0], 8));
 }
 
 /// "gpt3 bf16 3": what to train, in which precision, under which of the layouts.
 void do_work(NcclProcessComm& comm, const std::string& work) {
-  if (work == "first_uses") return first_uses(comm);
+  if (work == "unattended first uses") return first_uses(comm, false);
+  if (work == "attended first uses") return first_uses(comm, true);
+  if (work == "attended slots") return attended_slots(comm);
   std::istringstream in(work);
   std::string spec, precision;
   std::size_t layout = 0;
@@ -303,10 +387,16 @@ TEST_CASE(process_ranks::rank_case* doctest::skip()) {
                  {.deadline = mega::comm::Seconds(deadline)});
 }
 
-TEST_CASE("process layouts: what a first step sets up does not wait for a posted slot") {
-  const auto texts = process_ranks::expect_success("first_uses", 2);
-  std::printf("%s", texts[0].c_str());
-  std::fflush(stdout);
+TEST_CASE("process layouts: first uses wait for a posted slot, but not while attended") {
+  for (const char* work : {"unattended first uses", "attended first uses"}) {
+    const auto texts = process_ranks::expect_success(work, 2);
+    std::printf("%s", texts[0].c_str());
+    std::fflush(stdout);
+  }
+}
+
+TEST_CASE("process layouts: attended calls return when done, and slots are received in order") {
+  process_ranks::expect_success("attended slots", 2);
 }
 
 TEST_CASE("process layouts: small GPT-3 in fp32, every layout of two processes") {

@@ -152,10 +152,12 @@ template <class C, class S>
 concept has_channel_queries = has_channels<C, S> && tells_whether_it_can_send<typename C::sender> &&
     tells_whether_it_is_ready<typename C::receiver> && polls<C>;
 
-/// Optional. attend(true), on all members: until attend(false), a collective begins once all of
-/// them have called it, and returns to its caller once it is done. For first uses of operations:
-/// allocating, loading code or building a plan may wait until all GPUs of the process are idle, for
-/// ever if a collective on one of them waits for the very rank that does so.
+/// Optional. attend(true), on all members: until attend(false), a collective returns to its caller
+/// once it is done, and where members share a process it begins once all have called it; where a
+/// posted slot would occupy the GPU, the completion of a receive holds the host until it is filled.
+/// For first uses of operations: allocating, loading code or building a plan may wait until all
+/// GPUs of the process are idle, for ever if a collective on one of them waits for the very rank
+/// that does so.
 template <class C>
 concept has_attended_calls = requires(C& c, bool on) {
   c.attend(on);

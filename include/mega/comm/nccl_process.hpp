@@ -148,6 +148,19 @@ class Track {
   Clock::time_point since_{};
 };
 
+/// Whether what a query of CUDA asked about is done. @throws  Error(device) for what it did wrong
+[[nodiscard]] inline bool is_done(cudaError_t queried) {
+  if (queried == cudaErrorNotReady) {
+    (void)cudaGetLastError();  // not ready is none
+    return false;
+  }
+  cuda::check(queried, "work on a stream");
+  return true;
+}
+
+/// Of a communicator and the channels that were opened from it: attend() was called last with this.
+using Attention = std::shared_ptr<const std::atomic<bool>>;
+
 class ProcessWorld;
 
 /// One NCCL communicator of this process: used by its rank's thread, watched by the watchdog. It
@@ -320,6 +333,18 @@ class ProcessWorld {
             Error(ErrorCode::timeout, late("within " + to_string(world().deadline()))));
       rest(polls);
     }
+  }
+
+  /// Holds the host until done(), for a call that a link's stream has been given: where others keep
+  /// it waiting, the watchdog fails the run at the deadline. @throws  echoes
+  template <class Done>
+  void await(const Done& done) {
+    for (int polls = 0; !done(); ++polls) {
+      world().throw_if_failed();
+      rest(polls);
+    }
+    // What was aborted is done, too.
+    world().throw_if_failed();
   }
 
   /// Waits until all that this rank has queued is done. @throws  Error(logic) where a slot is
@@ -940,8 +965,8 @@ class SendEnd final : public ChannelEnd {
 
 class ReceiveEnd final : public ChannelEnd {
  public:
-  ReceiveEnd(ProcessWorld& world, Edge edge, std::string key)
-      : ChannelEnd(world, edge, false, std::move(key)) {}
+  ReceiveEnd(ProcessWorld& world, Edge edge, std::string key, Attention attended)
+      : ChannelEnd(world, edge, false, std::move(key)), attended_(std::move(attended)) {}
 
   void post(cuda::Stream& stream, Vector<std::byte> memory) {
     world_.world().throw_if_failed();
@@ -962,16 +987,24 @@ class ReceiveEnd final : public ChannelEnd {
     world_.poll(
         [&] {
           std::lock_guard lock(state_mutex_);
+          if (queued_ == 0 && is_open()) queue_next();
           return queued_ > 0;
         },
         [&](const std::string& when) { return no_message(edge_, number, when); });
-    std::lock_guard lock(state_mutex_);
-    world_.note_last(this);
-    track_.run(stream, {.sequence = number}, [&] { stream.wait(slots_.front().filled); });
-    spare_.push_back(std::move(slots_.front()));
-    slots_.pop_front();
-    --queued_;
-    completed_ = number;
+    cudaEvent_t filled = nullptr;
+    {
+      std::lock_guard lock(state_mutex_);
+      world_.note_last(this);
+      track_.run(stream, {.sequence = number}, [&] { stream.wait(slots_.front().filled); });
+      filled = slots_.front().filled.native();
+      spare_.push_back(std::move(slots_.front()));
+      slots_.pop_front();
+      --queued_;
+      completed_ = number;
+    }
+    // Not the whole stream of receives, which may hold some that were queued ahead; and without the
+    // lock, so that the watchdog can compare sizes meanwhile.
+    if (*attended_) world_.await([&] { return is_done(cudaEventQuery(filled)); });
   }
 
   /// Takes the slots back. True: receives are under way into them, so the channel is to be aborted
@@ -1026,17 +1059,21 @@ class ReceiveEnd final : public ChannelEnd {
     return out;
   }
 
-  /// Queues the receives of posted slots, each when its slot is free.
+  /// Queues the receives of all posted slots; while attended, of none.
   void come_open() override {
-    for (; queued_ < slots_.size(); ++queued_) {
-      Slot& slot = slots_[queued_];
-      stream_.wait(slot.free);
-      call([&](ncclComm_t comm) { return move(comm, slot.memory, stream_.native()); },
-           [&] { return text({.sequence = completed_ + queued_ + 1}); });
-      stream_.record(slot.filled);
-    }
+    while (!*attended_ && queued_ < slots_.size()) queue_next();
+  }
+  /// Queues the receive of the oldest slot that has none, for when that slot is free.
+  void queue_next() {
+    Slot& slot = slots_[queued_];
+    stream_.wait(slot.free);
+    call([&](ncclComm_t comm) { return move(comm, slot.memory, stream_.native()); },
+         [&] { return text({.sequence = completed_ + queued_ + 1}); });
+    stream_.record(slot.filled);
+    ++queued_;
   }
 
+  const Attention attended_;
   std::deque<Slot> slots_;   // posted, not completed
   std::vector<Slot> spare_;  // their events are used again
   std::size_t queued_ = 0;   // of slots_, whose receives are queued
@@ -1088,14 +1125,14 @@ class NcclProcessReceiver {
   }
 
   /// @sync  ordered on stream, waits for no other rank. From then on, where the channel is open on
-  ///        both sides, a kernel waits for the message: cudaFree and cudaDeviceSynchronize wait,
-  ///        too
+  ///        both sides, a kernel waits for the message: cudaFree, cudaDeviceSynchronize and the
+  ///        first calls of cuBLAS wait, too. While attended, nothing is queued
   void post(cuda::Stream& stream, Vector<std::byte> slot) {
     if (auto* own = std::get_if<cuda::LocalReceiver>(&half_)) return own->post(stream, slot);
     std::get<End>(half_)->post(stream, slot);
   }
   /// @sync  holds the host back until the sender has opened its half, and stream until the message
-  ///        is there
+  ///        is there; while attended, the host as well
   void complete(cuda::Stream& stream) {
     if (auto* own = std::get_if<cuda::LocalReceiver>(&half_)) return own->complete(stream);
     std::get<End>(half_)->complete(stream);
@@ -1158,6 +1195,18 @@ class NcclProcessComm {
   void set_name(std::string name) { roster_->set_name(std::move(name)); }
   /// Throws Error(peer_failed) when the run has failed, on whichever rank.
   void throw_if_failed() const { world_->world().throw_if_failed(); }
+
+  /// While on, nothing that this communicator and the channels opened from it have queued is left
+  /// waiting for another rank when a call returns, but sends: a collective returns once its stream
+  /// has done it, post() only notes the slot, and complete() queues the oldest slot's receive and
+  /// returns once it is filled. After attend(false), slots that were only noted are received into
+  /// without complete(). See has_attended_calls. For a message the receiving rank's attention
+  /// counts. A send of more than NCCL takes at once waits on its GPU, and with it a first use of
+  /// the sender, until the receiver comes to complete(); so a receiver must come there without what
+  /// the sender does later, as it does where it takes messages in the order in which they were
+  /// sent.
+  /// @pre  no slot is posted when it goes on, since those stay queued
+  void attend(bool on) noexcept { *attended_ = on; }
 
   /// Makes the new NCCL communicators at once; waits for the collectives and messages that this
   /// rank has queued so far, on any communicator.
@@ -1277,19 +1326,21 @@ class NcclProcessComm {
     detail::expect_channel_id(id);
     if (peer == rank_) return receiver(self_.open_receiver(0, id));
     const Edge edge{roster_->global(peer), global_rank(), id};
-    auto end = std::make_shared<detail::ReceiveEnd>(*world_, edge, channel_key(edge));
+    auto end = std::make_shared<detail::ReceiveEnd>(*world_, edge, channel_key(edge), attended_);
     world_->add(end);
     return {world_, std::move(end)};
   }
 
  private:
-  /// Numbers the call and queues it.
+  /// Numbers the call and queues it; while attended, waits for it.
   template <class Queue>
   void issue(cuda::Stream& stream, Call call, const Queue& queue) {
     world_->world().throw_if_failed();
     if (!link_) return;
     call.sequence = ++calls_;
     link_->issue(stream, call, queue);
+    if (*attended_)
+      world_->await([&] { return detail::is_done(cudaStreamQuery(stream.native())); });
   }
 
   /// Equal at both ends.
@@ -1313,11 +1364,13 @@ class NcclProcessComm {
   int rank_;
   std::shared_ptr<detail::CollectiveLink> link_;  // none in a communicator of one rank
   cuda::SelfComm self_;                           // channels of this rank to itself
+  std::shared_ptr<std::atomic<bool>> attended_ = std::make_shared<std::atomic<bool>>(false);
   std::map<std::tuple<int, int, std::uint32_t>, int> openings_;
   std::uint64_t calls_ = 0;
   std::uint64_t splits_ = 0;
 };
 
+static_assert(has_attended_calls<NcclProcessComm>);
 static_assert(communicator<NcclProcessComm, cuda::Stream>);
 
 /// This process's part in a run, from finding the others to leaving them; one a process, made
