@@ -21,6 +21,10 @@
 
 #include <cstdint>
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "mega: GPU code needs compute capability 8.0 or more; compile with -arch=sm_80 or above"
+#endif
+
 namespace mega::inline v0::cuda::detail {
 
 [[nodiscard]] __device__ inline int lane_index() {
