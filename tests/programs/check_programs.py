@@ -375,7 +375,7 @@ class GpuPrograms(unittest.TestCase):
         self.assertIn("--precision=bf16", done.stdout)
         self.assertIn("fits: ", done.stdout)
         for word in ("parameters and optimizer", "activations", "workspace", "matrix products 64.0 MiB", "attention",
-                     "communicators 1.0 GiB"):
+                     "communicators 3.5 GiB"):
             self.assertIn(word, self.line_of(done.stdout, 3))
         self.assertNotIn("sampling", done.stdout)
         self.assertIn("sampling", self.plan("--gpu-memory=141GB", "--sample-tokens=4").stdout)
