@@ -368,6 +368,93 @@ class NcclWatchdog {
   std::thread thread_;
 };
 
+/// Collectives as NCCL calls. Comm has size(), flag() (a word of device memory) and issue(stream,
+/// Call, queue), which numbers the call and has queue(ncclComm_t, cudaStream_t) queue it, or does
+/// nothing in a communicator of one rank.
+template <class Comm>
+class NcclCollectives {
+ public:
+  void barrier(cuda::Stream& stream) {
+    self().issue(stream, {Operation::barrier}, [&](ncclComm_t comm, cudaStream_t on) {
+      return ncclAllReduce(self().flag(), self().flag(), 1, ncclInt32, ncclSum, comm, on);
+    });
+  }
+
+  template <reducible T>
+  void all_reduce(cuda::Stream& stream, Vector<T> inout, Reduce reduce) {
+    self().issue(stream, {Operation::all_reduce, element_type_of<T>(), reduce, 0, inout.size()},
+                 [&](ncclComm_t comm, cudaStream_t on) {
+                   return ncclAllReduce(inout.data(), inout.data(), count(inout), nccl_type<T>(),
+                                        nccl_operation(reduce), comm, on);
+                 });
+  }
+
+  template <reducible T>
+  void reduce_scatter(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in,
+                      Reduce reduce) {
+    expect_pieces(Operation::reduce_scatter, in.size(), out.size(), self().size());
+    if (self().size() == 1) return copy_unless_same(stream, out, in);
+    self().issue(stream, {Operation::reduce_scatter, element_type_of<T>(), reduce, 0, in.size()},
+                 [&](ncclComm_t comm, cudaStream_t on) {
+                   return ncclReduceScatter(in.data(), out.data(), count(out), nccl_type<T>(),
+                                            nccl_operation(reduce), comm, on);
+                 });
+  }
+
+  template <element T>
+  void all_gather(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in) {
+    expect_pieces(Operation::all_gather, out.size(), in.size(), self().size());
+    if (self().size() == 1) return copy_unless_same(stream, out, in);
+    self().issue(stream, {Operation::all_gather, element_type_of<T>(), {}, 0, in.size()},
+                 [&](ncclComm_t comm, cudaStream_t on) {
+                   return ncclAllGather(in.data(), out.data(), count(in), nccl_type<T>(), comm, on);
+                 });
+  }
+
+  template <element T>
+  void broadcast(cuda::Stream& stream, Vector<T> inout, int root) {
+    expect_member("broadcast root", root, self().size());
+    self().issue(stream, {Operation::broadcast, element_type_of<T>(), {}, root, inout.size()},
+                 [&](ncclComm_t comm, cudaStream_t on) {
+                   return ncclBroadcast(inout.data(), inout.data(), count(inout), nccl_type<T>(),
+                                        root, comm, on);
+                 });
+  }
+
+  template <element T>
+  void all_to_all(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in) {
+    expect_exchange(out.size(), in.size(), self().size());
+    if (self().size() == 1) return copy_unless_same(stream, out, in);
+    const Index piece = in.size() / self().size();
+    self().issue(stream, {Operation::all_to_all, element_type_of<T>(), {}, 0, in.size()},
+                 [&](ncclComm_t comm, cudaStream_t on) {
+                   ncclResult_t first = ncclGroupStart();
+                   const auto keep = [&](ncclResult_t status) {
+                     if (first == ncclSuccess && status != ncclInProgress) first = status;
+                   };
+                   const auto n = static_cast<std::size_t>(piece);
+                   for (int peer = 0; peer < self().size(); ++peer) {
+                     keep(ncclSend(in.data() + peer * piece, n, nccl_type<T>(), peer, comm, on));
+                     keep(ncclRecv(out.data() + peer * piece, n, nccl_type<T>(), peer, comm, on));
+                   }
+                   const ncclResult_t last = ncclGroupEnd();
+                   return first == ncclSuccess ? last : first;
+                 });
+  }
+
+ private:
+  [[nodiscard]] Comm& self() noexcept { return static_cast<Comm&>(*this); }
+
+  template <class T>
+  [[nodiscard]] static std::size_t count(Vector<T> v) noexcept {
+    return static_cast<std::size_t>(v.size());
+  }
+  template <class T>
+  static void copy_unless_same(cuda::Stream& stream, Vector<T> out, Vector<const T> in) {
+    if (out.data() != in.data()) cuda::copy(stream, out, in);
+  }
+};
+
 }  // namespace detail
 
 using NcclSender = DeviceSender;
@@ -380,7 +467,7 @@ using NcclReceiver = DeviceReceiver;
 /// launches
 ///        from a thread of its own
 /// @determinism  run to run; see the head of this file for sums over more than two ranks
-class NcclComm {
+class NcclComm : public detail::NcclCollectives<NcclComm> {
  public:
   using sender = NcclSender;
   using receiver = NcclReceiver;
@@ -447,75 +534,6 @@ class NcclComm {
     return {watchdog_, std::move(members), rank};
   }
 
-  void barrier(cuda::Stream& stream) {
-    issue(stream, {Operation::barrier}, [&](ncclComm_t comm, cudaStream_t on) {
-      return ncclAllReduce(link_->flag(), link_->flag(), 1, ncclInt32, ncclSum, comm, on);
-    });
-  }
-
-  template <reducible T>
-  void all_reduce(cuda::Stream& stream, Vector<T> inout, Reduce reduce) {
-    issue(stream, {Operation::all_reduce, element_type_of<T>(), reduce, 0, inout.size()},
-          [&](ncclComm_t comm, cudaStream_t on) {
-            return ncclAllReduce(inout.data(), inout.data(), count(inout), detail::nccl_type<T>(),
-                                 detail::nccl_operation(reduce), comm, on);
-          });
-  }
-
-  template <reducible T>
-  void reduce_scatter(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in,
-                      Reduce reduce) {
-    detail::expect_pieces(Operation::reduce_scatter, in.size(), out.size(), size());
-    if (size() == 1) return copy_unless_same(stream, out, in);
-    issue(stream, {Operation::reduce_scatter, element_type_of<T>(), reduce, 0, in.size()},
-          [&](ncclComm_t comm, cudaStream_t on) {
-            return ncclReduceScatter(in.data(), out.data(), count(out), detail::nccl_type<T>(),
-                                     detail::nccl_operation(reduce), comm, on);
-          });
-  }
-
-  template <element T>
-  void all_gather(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in) {
-    detail::expect_pieces(Operation::all_gather, out.size(), in.size(), size());
-    if (size() == 1) return copy_unless_same(stream, out, in);
-    issue(stream, {Operation::all_gather, element_type_of<T>(), {}, 0, in.size()},
-          [&](ncclComm_t comm, cudaStream_t on) {
-            return ncclAllGather(in.data(), out.data(), count(in), detail::nccl_type<T>(), comm,
-                                 on);
-          });
-  }
-
-  template <element T>
-  void broadcast(cuda::Stream& stream, Vector<T> inout, int root) {
-    detail::expect_member("broadcast root", root, size());
-    issue(stream, {Operation::broadcast, element_type_of<T>(), {}, root, inout.size()},
-          [&](ncclComm_t comm, cudaStream_t on) {
-            return ncclBroadcast(inout.data(), inout.data(), count(inout), detail::nccl_type<T>(),
-                                 root, comm, on);
-          });
-  }
-
-  template <element T>
-  void all_to_all(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in) {
-    detail::expect_exchange(out.size(), in.size(), size());
-    if (size() == 1) return copy_unless_same(stream, out, in);
-    const Index piece = in.size() / size();
-    issue(stream, {Operation::all_to_all, element_type_of<T>(), {}, 0, in.size()},
-          [&](ncclComm_t comm, cudaStream_t on) {
-            ncclResult_t first = ncclGroupStart();
-            const auto keep = [&](ncclResult_t status) {
-              if (first == ncclSuccess && status != ncclInProgress) first = status;
-            };
-            const auto n = static_cast<std::size_t>(piece);
-            for (int peer = 0; peer < size(); ++peer) {
-              keep(ncclSend(in.data() + peer * piece, n, detail::nccl_type<T>(), peer, comm, on));
-              keep(ncclRecv(out.data() + peer * piece, n, detail::nccl_type<T>(), peer, comm, on));
-            }
-            const ncclResult_t last = ncclGroupEnd();
-            return first == ncclSuccess ? last : first;
-          });
-  }
-
   /// A channel to this rank itself needs the slot posted before the send, and that before the
   /// completion.
   [[nodiscard]] sender open_sender(int peer, std::uint32_t id) {
@@ -533,6 +551,9 @@ class NcclComm {
   }
 
  private:
+  friend class detail::NcclCollectives<NcclComm>;
+
+  [[nodiscard]] void* flag() const noexcept { return link_->flag(); }
   /// Numbers the call and queues it.
   template <class Queue>
   void issue(cuda::Stream& stream, Call call, const Queue& queue) {
@@ -545,15 +566,6 @@ class NcclComm {
     }
     link_->issue(stream, call, queue);
     if (attended_) stream.synchronize();
-  }
-
-  template <class T>
-  [[nodiscard]] static std::size_t count(Vector<T> v) noexcept {
-    return static_cast<std::size_t>(v.size());
-  }
-  template <class T>
-  static void copy_unless_same(cuda::Stream& stream, Vector<T> out, Vector<const T> in) {
-    if (out.data() != in.data()) cuda::copy(stream, out, in);
   }
 
   std::shared_ptr<detail::NcclWatchdog> watchdog_;

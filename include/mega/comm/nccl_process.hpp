@@ -1149,7 +1149,7 @@ class NcclProcessReceiver {
 /// until the session ends. Has no channel queries: whether a slot in another process is free would
 /// need a message of its own.
 /// @determinism  run to run; see comm/nccl.hpp for sums over more than two ranks
-class NcclProcessComm {
+class NcclProcessComm : public detail::NcclCollectives<NcclProcessComm> {
  public:
   using sender = NcclProcessSender;
   using receiver = NcclProcessReceiver;
@@ -1240,75 +1240,6 @@ class NcclProcessComm {
     return {world_, std::move(roster), child_key, rank, std::move(child)};
   }
 
-  void barrier(cuda::Stream& stream) {
-    issue(stream, {Operation::barrier}, [&](ncclComm_t comm, cudaStream_t on) {
-      return ncclAllReduce(link_->flag(), link_->flag(), 1, ncclInt32, ncclSum, comm, on);
-    });
-  }
-
-  template <reducible T>
-  void all_reduce(cuda::Stream& stream, Vector<T> inout, Reduce reduce) {
-    issue(stream, {Operation::all_reduce, element_type_of<T>(), reduce, 0, inout.size()},
-          [&](ncclComm_t comm, cudaStream_t on) {
-            return ncclAllReduce(inout.data(), inout.data(), count(inout), detail::nccl_type<T>(),
-                                 detail::nccl_operation(reduce), comm, on);
-          });
-  }
-
-  template <reducible T>
-  void reduce_scatter(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in,
-                      Reduce reduce) {
-    detail::expect_pieces(Operation::reduce_scatter, in.size(), out.size(), size());
-    if (size() == 1) return copy_unless_same(stream, out, in);
-    issue(stream, {Operation::reduce_scatter, element_type_of<T>(), reduce, 0, in.size()},
-          [&](ncclComm_t comm, cudaStream_t on) {
-            return ncclReduceScatter(in.data(), out.data(), count(out), detail::nccl_type<T>(),
-                                     detail::nccl_operation(reduce), comm, on);
-          });
-  }
-
-  template <element T>
-  void all_gather(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in) {
-    detail::expect_pieces(Operation::all_gather, out.size(), in.size(), size());
-    if (size() == 1) return copy_unless_same(stream, out, in);
-    issue(stream, {Operation::all_gather, element_type_of<T>(), {}, 0, in.size()},
-          [&](ncclComm_t comm, cudaStream_t on) {
-            return ncclAllGather(in.data(), out.data(), count(in), detail::nccl_type<T>(), comm,
-                                 on);
-          });
-  }
-
-  template <element T>
-  void broadcast(cuda::Stream& stream, Vector<T> inout, int root) {
-    detail::expect_member("broadcast root", root, size());
-    issue(stream, {Operation::broadcast, element_type_of<T>(), {}, root, inout.size()},
-          [&](ncclComm_t comm, cudaStream_t on) {
-            return ncclBroadcast(inout.data(), inout.data(), count(inout), detail::nccl_type<T>(),
-                                 root, comm, on);
-          });
-  }
-
-  template <element T>
-  void all_to_all(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in) {
-    detail::expect_exchange(out.size(), in.size(), size());
-    if (size() == 1) return copy_unless_same(stream, out, in);
-    const Index piece = in.size() / size();
-    issue(stream, {Operation::all_to_all, element_type_of<T>(), {}, 0, in.size()},
-          [&](ncclComm_t comm, cudaStream_t on) {
-            ncclResult_t first = ncclGroupStart();
-            const auto keep = [&](ncclResult_t status) {
-              if (first == ncclSuccess && status != ncclInProgress) first = status;
-            };
-            const auto n = static_cast<std::size_t>(piece);
-            for (int peer = 0; peer < size(); ++peer) {
-              keep(ncclSend(in.data() + peer * piece, n, detail::nccl_type<T>(), peer, comm, on));
-              keep(ncclRecv(out.data() + peer * piece, n, detail::nccl_type<T>(), peer, comm, on));
-            }
-            const ncclResult_t last = ncclGroupEnd();
-            return first == ncclSuccess ? last : first;
-          });
-  }
-
   /// @pre  no slot of another channel is posted, since setting up NCCL may wait for its message
   /// Opening waits for nobody; the two ends are connected in the background. A channel is opened
   /// once at a time; ends that were opened as n-th belong together.
@@ -1332,6 +1263,9 @@ class NcclProcessComm {
   }
 
  private:
+  friend class detail::NcclCollectives<NcclProcessComm>;
+
+  [[nodiscard]] void* flag() const noexcept { return link_->flag(); }
   /// Numbers the call and queues it; while attended, waits for it.
   template <class Queue>
   void issue(cuda::Stream& stream, Call call, const Queue& queue) {
@@ -1347,15 +1281,6 @@ class NcclProcessComm {
   [[nodiscard]] std::string channel_key(const Edge& edge) {
     const int opening = ++openings_[{edge.source, edge.destination, edge.id}];
     return sentence(describe(edge), " on communicator ", key_, ", opening #", opening);
-  }
-
-  template <class T>
-  [[nodiscard]] static std::size_t count(Vector<T> v) noexcept {
-    return static_cast<std::size_t>(v.size());
-  }
-  template <class T>
-  static void copy_unless_same(cuda::Stream& stream, Vector<T> out, Vector<const T> in) {
-    if (out.data() != in.data()) cuda::copy(stream, out, in);
   }
 
   std::shared_ptr<detail::ProcessWorld> world_;
