@@ -36,7 +36,8 @@ concept batch_of = requires(const B& batch, int microbatch) {
 };
 
 /// Called by the executor when gradients are complete; the work goes behind what `compute` holds.
-/// Optional prepare(compute, chunk): called before a chunk's first forward of a step.
+/// Optional prepare(compute, chunk): called before a chunk's first forward of a step, which is that
+/// of micro-batch 0, since micro-batches of a chunk ascend in every order that verify() accepts.
 template <class G, class Stream>
 concept gradient_sink = requires(G& sink, Stream& compute, int chunk) {
   sink.reduce(compute, chunk);
@@ -87,7 +88,6 @@ class Executor {
         arena_(buffers_.workspace, buffers_.workspace_bytes),
         compute_(device.make_stream("compute")) {
     live_.reserve(placements_.size());
-    untouched_.reserve(placements_.size());
     for (const ChunkPlacement& at : placements_) {
       Ports& port = ports_.emplace_back();
       const auto stage = static_cast<std::uint32_t>(at.position.stage);
@@ -244,7 +244,6 @@ class Executor {
     });
     mode_ = mode;
     key_ = key;
-    untouched_.assign(placements_.size(), true);
     peak_ = live_on_rank_ = 0;
     live_.assign(placements_.size(), 0);
     fill_zero(compute_, buffers_.loss_sums);
@@ -285,8 +284,7 @@ class Executor {
       case ActionKind::send_backward: send_backward(c, mb); break;
       case ActionKind::forward:
         if constexpr (requires { sink.prepare(compute_, a.chunk); }) {
-          if (untouched_[c]) sink.prepare(compute_, a.chunk);
-          untouched_[c] = false;
+          if (mb == 0) sink.prepare(compute_, a.chunk);
         }
         forward(c, mb, batch);
         break;
@@ -496,8 +494,7 @@ class Executor {
   Arena arena_;
   stream_type compute_;
   std::vector<Ports> ports_;
-  std::vector<int> live_;        // micro-batches in the slots of each chunk
-  std::vector<bool> untouched_;  // chunks without a forward in this step
+  std::vector<int> live_;  // micro-batches in the slots of each chunk
   int live_on_rank_ = 0;
   int peak_ = 0;
   Mode mode_ = Mode::train;

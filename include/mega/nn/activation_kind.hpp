@@ -42,8 +42,7 @@ struct GeluTanh {
                             Matrix<const std::type_identity_t<T>> dout,
                             Vector<const std::type_identity_t<T>> weight,
                             Matrix<const std::type_identity_t<T>> x) {
-    constexpr Index unit = 16 / sizeof(T);
-    if (dout.cols() % unit != 0 || x.cols() % unit != 0) return false;
+    if (!Product::fuses_rows_of(dout.cols()) || !Product::fuses_rows_of(x.cols())) return false;
     Product::gemm_dgelu(stream, Transpose::no, Transpose::no, x.rows(), x.cols(), dout.cols(),
                         dout.data(), dout.cols(), weight.data(), x.cols(), x.data(), dx.data(),
                         x.cols());

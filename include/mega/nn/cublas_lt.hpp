@@ -557,6 +557,12 @@ struct CublasLtProduct {
   using element = T;
   static constexpr std::string_view name = "cublas_lt";
 
+  /// Whether all algorithms of cuBLASLt with something behind the sum take matrices with rows of
+  /// this many elements: whole 16 bytes.
+  [[nodiscard]] static constexpr bool fuses_rows_of(Index row) noexcept {
+    return row * static_cast<Index>(sizeof(T)) % 16 == 0;
+  }
+
   /// C = alpha op(A) op(B) + beta C. C is T, or float: the accumulator of a weight gradient.
   template <class C>
   requires(std::is_same_v<C, T> || std::is_same_v<C, float>) static void gemm(
@@ -639,5 +645,7 @@ struct CublasLtProduct {
 };
 
 static_assert(matrix_product<CublasLtProduct<float>, cuda::Stream>);
+static_assert(fuses_bias<CublasLtProduct<Bfloat16>, cuda::Stream>);
+static_assert(fuses_gelu_backward<CublasLtProduct<Bfloat16>, cuda::Stream>);
 
 }  // namespace mega::inline v0::nn

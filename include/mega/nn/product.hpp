@@ -5,6 +5,7 @@
 #include <mega/nn/detail/scratch.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <string_view>
 #include <utility>
@@ -26,17 +27,26 @@ concept matrix_product = requires(Stream& stream, Transpose trans, Index n, floa
   P::gemm(stream, trans, trans, n, n, n, factor, in, n, in, n, factor, sums, n);
 };
 
-/// Optional: C = op(A) op(B) + bias in each row, in one call.
+/// Optional: products with something behind the sum, on matrices whose rows are as long as this
+/// accepts.
+template <class P>
+concept fuses_after_sum = requires(Index row) {
+  { P::fuses_rows_of(row) } -> std::same_as<bool>;
+};
+
+/// C = op(A) op(B) + bias in each row, in one call.
 template <class P, class Stream>
-concept fuses_bias = requires(Stream& stream, Transpose trans, Index n,
-                              const typename P::element* in, typename P::element* out) {
+concept fuses_bias = fuses_after_sum<P> &&
+    requires(Stream& stream, Transpose trans, Index n, const typename P::element* in,
+             typename P::element* out) {
   P::gemm_bias(stream, trans, trans, n, n, n, in, n, in, n, in, out, n);
 };
 
-/// Optional: C = (op(A) op(B)) * gelu_tanh'(pre), element by element, in one call.
+/// C = (op(A) op(B)) * gelu_tanh'(pre), element by element, in one call.
 template <class P, class Stream>
-concept fuses_gelu_backward = requires(Stream& stream, Transpose trans, Index n,
-                                       const typename P::element* in, typename P::element* out) {
+concept fuses_gelu_backward = fuses_after_sum<P> &&
+    requires(Stream& stream, Transpose trans, Index n, const typename P::element* in,
+             typename P::element* out) {
   P::gemm_dgelu(stream, trans, trans, n, n, n, in, n, in, n, in, out, n);
 };
 

@@ -153,9 +153,7 @@ struct Linear {
                       Vector<const T> bias) {
     if (bias.empty()) return forward(stream, y, x, w);
     if constexpr (fuses_bias<Product, S>) {
-      // Products with something behind the sum ask for rows of whole 16 bytes.
-      constexpr Index unit = 16 / sizeof(T);
-      if (x.cols() % unit == 0 && y.cols() % unit == 0)
+      if (Product::fuses_rows_of(x.cols()) && Product::fuses_rows_of(y.cols()))
         return Product::gemm_bias(stream, Transpose::no, Transpose::yes, y.rows(), y.cols(),
                                   x.cols(), x.data(), x.cols(), w.data(), x.cols(), bias.data(),
                                   y.data(), y.cols());
