@@ -174,35 +174,14 @@ void plan(const Options& o, Measurement& out) {
   out.owned_parameters = plan.elements / (o.shard_optimizer ? o.mesh.data : 1);
 }
 
-[[nodiscard]] inline std::size_t free_bytes() {
-  std::size_t free = 0, total = 0;
-  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  return free;
-}
-
-/// Free memory of the first `gpus` GPUs while nothing but their contexts is there.
-[[nodiscard]] inline std::vector<std::size_t> free_of_contexts(int gpus) {
-  std::vector<std::size_t> out;
-  for (int gpu = 0; gpu < gpus; ++gpu) {
-    const mega::Cuda device(gpu);
-    check(cudaFree(nullptr), "cudaFree");
-    out.push_back(free_bytes());
-  }
-  return out;
-}
-
 inline constexpr double learning_rate = 1e-4;
 
 /// Returns once all ranks are here and no collective is under way: what comes next may wait for the
 /// GPUs of all ranks.
 template <class Trainer>
 void meet(Trainer& trainer) {
-  auto& world = trainer.world();
-  if constexpr (mega::comm::has_attended_calls<std::remove_cvref_t<decltype(world)>>) {
-    world.attend(true);
-    world.barrier(trainer.compute());
-    world.attend(false);
-  }
+  const typename Trainer::Attended scope(trainer);
+  trainer.world().barrier(trainer.compute());
 }
 
 /// Times steps as a trainer runs them: queued one behind the other, the loss read now and then.
@@ -273,7 +252,7 @@ void run_rank(Comm& world, const Options& o, const std::vector<std::size_t>& fre
   const int rank = world.rank();
   const std::size_t start = free_at_start[static_cast<std::size_t>(rank)];
   const auto drop = [&] {
-    const std::size_t now = free_bytes();
+    const std::size_t now = mega::cuda::free_memory();
     return start > now ? start - now : 0;
   };
   const mega::Cuda device(rank);
@@ -311,7 +290,7 @@ template <class Spec, class Element>
                 });
   std::mutex mutex;
   const int ranks = o.mesh.size();
-  const std::vector<std::size_t> free_at_start = free_of_contexts(ranks);
+  const std::vector<std::size_t> free_at_start = mega::cuda::free_memory_beside_contexts(ranks);
   if (ranks == 1) {
     const mega::Cuda device;
     mega::cuda::SelfComm world;

@@ -24,24 +24,6 @@
 
 namespace trainer {
 
-/// Free memory of the current GPU.
-[[nodiscard]] inline std::size_t free_gpu_bytes() {
-  std::size_t free = 0, total = 0;
-  mega::cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  return free;
-}
-
-/// Free memory of the first `gpus` GPUs while nothing of this process but its contexts is there.
-[[nodiscard]] inline std::vector<std::size_t> free_of_contexts(int gpus) {
-  std::vector<std::size_t> out;
-  for (int gpu = 0; gpu < gpus; ++gpu) {
-    const mega::Cuda device(gpu);
-    mega::cuda::check(cudaFree(nullptr), "cudaFree");
-    out.push_back(free_gpu_bytes());
-  }
-  return out;
-}
-
 template <mega::storage Element>
 class GpuBackend {
  public:
@@ -56,7 +38,8 @@ class GpuBackend {
   /// Makes the contexts of the ranks' GPUs. @param planned  bytes of every rank
   /// @throws  Error(usage) where less is free
   explicit GpuBackend(const std::vector<std::size_t>& planned)
-      : planned_(planned), free_at_start_(free_of_contexts(static_cast<int>(planned.size()))) {
+      : planned_(planned),
+        free_at_start_(mega::cuda::free_memory_beside_contexts(static_cast<int>(planned.size()))) {
     for (std::size_t rank = 0; rank < planned_.size(); ++rank) {
       mega::expects(planned_[rank] <= free_at_start_[rank], mega::ErrorCode::usage, [&] {
         return mega::sentence("rank ", rank, " needs ", readable_bytes(planned_[rank]), " of GPU ",
@@ -73,7 +56,7 @@ class GpuBackend {
   /// Drop of free memory since there were only contexts. @pre  the rank's GPU is current
   [[nodiscard]] std::size_t used_bytes(int rank) const {
     const std::size_t before = free_at_start_[static_cast<std::size_t>(rank)];
-    const std::size_t now = free_gpu_bytes();
+    const std::size_t now = mega::cuda::free_memory();
     return before > now ? before - now : 0;
   }
   [[nodiscard]] std::size_t planned_bytes(int rank) const {

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <string_view>
+#include <vector>
 
 namespace mega::inline v0::cuda {
 
@@ -43,6 +44,25 @@ class Device {
 };
 
 static_assert(device_policy<Device>);
+
+/// Free memory of the current GPU in bytes, as CUDA sees it.
+[[nodiscard]] inline std::size_t free_memory() {
+  std::size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return free;
+}
+
+/// Free memory of each of the first `gpus` GPUs once its context is there: what a plan is measured
+/// against, if this process has put nothing else there yet. Changes the current GPU.
+[[nodiscard]] inline std::vector<std::size_t> free_memory_beside_contexts(int gpus) {
+  std::vector<std::size_t> out;
+  for (int gpu = 0; gpu < gpus; ++gpu) {
+    const Device device(gpu);
+    check(cudaFree(nullptr), "cudaFree");
+    out.push_back(free_memory());
+  }
+  return out;
+}
 
 }  // namespace mega::inline v0::cuda
 
