@@ -199,6 +199,41 @@ class Plan(unittest.TestCase):
         self.refused(*one, "--svg", "a", "--csv", "a", says=["two outputs"])
 
     # --- check ---
+    def test_byte_order_marks_and_pipes_are_read(self):
+        text = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+        marked = self.file("\ufeff" + text)
+        plain = self.json("check", self.file(text, "plain.csv"))
+        self.assertTrue(plain["valid"])
+        self.assertEqual(self.json("check", marked), plain)
+        done = subprocess.run([str(BIN / "mega-plan"), "check", "/dev/stdin", "--json"], input=text, capture_output=True,
+                              text=True, timeout=60)
+        self.assertEqual((done.returncode, json.loads(done.stdout)), (0, plain))
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        writer = subprocess.Popen(["sh", "-c", f"cat '{self.folder}/plain.csv' > '{pipe}'"])
+        self.assertEqual(self.json("check", pipe), plain)
+        self.assertEqual(writer.wait(60), 0)
+        self.refused("check", "/dev/null", says=["empty"])
+        self.refused("check", self.folder, says=["not a regular file"])
+
+    def test_faults_stand_where_the_file_has_them(self):
+        # The second backward is the fourth cell of rank 1's row, behind an idle one.
+        got = self.json("check", self.file("0F0,0F1,0B0,0B1\n1F0,,1F1,1B1,1B0\n"), code=1)
+        self.assertEqual((got["fault"]["rank"], got["fault"]["position"]), (1, 4))
+        self.assertIn("at position 4 of rank 1", got["fault"]["sentence"])
+        # What waits is a receive that the file leaves unsaid, before 0B0, the second, and 1F1, the second.
+        got = self.json("check", self.file("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"), code=1)
+        self.assertEqual([(c["rank"], c["position"]) for c in got["fault"]["cycle"]], [(0, 2), (1, 2)])
+        # Transfers that stand there have their own cells.
+        path = self.file("0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n"
+                         "1RECV_F0,1F0,1I0,1SEND_B0,1W0,1RECV_F1,1F1,1I1,1SEND_B1,1W1,1RECV_F2,1F2,1I2,1SEND_B2,1W2\n")
+        got = self.json("check", path, "--links", "blocking", code=1)
+        for blocked in got["fault"]["cycle"]:
+            row = path.read_text().splitlines()[blocked["rank"]].split(",")
+            word = {"send_forward": "SEND_F", "send_backward": "SEND_B", "recv_forward": "RECV_F",
+                    "recv_backward": "RECV_B"}[blocked["action"]]
+            self.assertIn(f"{word}{blocked['micro_batch']}", row[blocked["position"] - 1])
+
     def test_deadlock_shows_its_cycle(self):
         path = self.file("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
         got = self.json("check", path, code=1)
@@ -300,7 +335,38 @@ class Plan(unittest.TestCase):
         print(f"1024 stages: {time.monotonic() - start:.1f} s", file=sys.stderr)
         self.assertGreaterEqual(len(got["schedules"]), 6)
 
+    def test_a_thousand_ranks(self):
+        start = time.monotonic()
+        got = self.json("compare", "--pp", 1024, "--micro-batches", 2048, "--vpp", 1, "--times", "2,2,2",
+                        "--comm", .01)
+        print(f"1024 ranks, 2048 micro-batches: {time.monotonic() - start:.1f} s", file=sys.stderr)
+        rows = {(r["schedule"], r["vpp"]): r for r in got["schedules"]}
+        self.assertAlmostEqual(rows["gpipe", 1]["step"], 6 * (2048 + 1023) + 2 * 1023 * .01, places=6)
+        self.assertEqual(len(rows), 5)
+
+    def test_nothing_has_a_sign(self):
+        done = self.run_plan("compare", "--pp", 4, "--micro-batches", 12, "--times", "0.1,0.1,0.1", "--comm", .3)
+        self.assertEqual(done.returncode, 0)
+        self.assertNotRegex(done.stdout, r"-0\.0+\b")
+
+    def test_ties_go_to_less_memory(self):
+        """For equal times on ideal links 1f1b is as short as gpipe, and no order without splits is shorter."""
+        got = self.schedule("auto", 4, 8, "--tries", 0, "--memory-cap", 8)
+        h1 = self.schedule("zb-h1", 4, 8)
+        self.assertLessEqual(got["makespan"], h1["makespan"])
+        if got["makespan"] == h1["makespan"]:
+            self.assertLessEqual(max(got["peak_activations"]), max(h1["peak_activations"]))
+
     # --- wrong usage ---
+    def test_empty_values_are_refused(self):
+        one = ["schedule", "--name", "1f1b", "--pp", 4, "--micro-batches", 8]
+        for option in ("--comm", "--svg", "--csv", "--perfetto", "--times", "--vpp", "--name"):
+            self.refused(*one, option, "", says=[option])
+            self.refused(*one, f"{option}=", says=[option])
+        self.refused("compare", "--pp", 4, "--micro-batches", 8, "--times", "1,1,1", "--memory-cap", "", says=["--memory-cap"])
+        self.refused("check", self.file("0F0,0B0\n"), "--svg", "", says=["--svg"])
+        self.refused("check", "")
+
     def test_numbers_that_make_no_sense(self):
         one = ["schedule", "--name", "1f1b", "--svg", "never.svg"]
         for p, m in ((0, 8), (-1, 8), (4, 0), (4, -3), (2000000000, 2000000000), (4.5, 8), ("many", 8)):
@@ -310,7 +376,7 @@ class Plan(unittest.TestCase):
             self.refused(*sized, f"--times={times}", says=["--times"])
         for comm in ("-1", "nan", "inf"):
             self.refused(*sized, f"--comm={comm}", says=["--comm"])
-        self.refused(*sized, "--vpp", 2, says=["1F1B", "2"])
+        self.refused(*sized, "--vpp", 2, says=["1F1B", "2", "or dfc for"])
         self.refused(*sized, "--vpp", 0, says=["--vpp"])
 
     def test_names_and_options_that_do_not_fit(self):

@@ -3,10 +3,14 @@
 #include <mega/ckpt/durable_file.hpp>
 #include <mega/core/error.hpp>
 
+#include <array>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <system_error>
@@ -60,6 +64,39 @@ void expect_size(int p, int m, int v) {
     return sentence("--pp ", p, " times --micro-batches ", m, " times --vpp ", v, " exceeds ",
                     most_forwards, ", the most forwards of a plan");
   });
+}
+
+void expect_values(const CLI::App& command) {
+  for (const CLI::Option* const option : command.get_options()) {
+    for (const std::string& value : option->results()) {
+      expects(!value.empty(), ErrorCode::usage, [&] {
+        return sentence(option->get_name(), " is empty; give it a value or leave it out");
+      });
+    }
+  }
+}
+
+std::string read_input(const std::string& path, std::size_t limit) {
+  std::error_code failure;
+  const auto type = std::filesystem::status(path, failure).type();
+  using enum std::filesystem::file_type;
+  if (type != fifo && type != character && type != socket)
+    return mega::ckpt::read_file(path, static_cast<mega::Index>(limit));
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
+                                                             &std::fclose);
+  expects(file != nullptr, ErrorCode::bad_input,
+          [&] { return sentence("file ", path, " cannot be opened: ", std::strerror(errno)); });
+  std::string text;
+  std::array<char, 65536> piece;
+  while (const std::size_t got = std::fread(piece.data(), 1, piece.size(), file.get())) {
+    text.append(piece.data(), got);
+    expects(text.size() <= limit, ErrorCode::bad_input, [&] {
+      return sentence(path, " gave more than the ", limit, " bytes that are allowed");
+    });
+  }
+  expects(std::ferror(file.get()) == 0, ErrorCode::bad_input,
+          [&] { return sentence(path, " cannot be read at byte ", text.size()); });
+  return text;
 }
 
 void expect_amount(std::string_view option, double value, bool zero) {
@@ -205,7 +242,8 @@ std::string joined(std::span<const int> numbers) {
 std::string fixed(double value, int digits) {
   char text[512];
   std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
+  const bool is_zero = std::string_view(text).find_first_not_of("-0.") == std::string_view::npos;
+  return is_zero && text[0] == '-' ? text + 1 : text;
 }
 
 }  // namespace plan

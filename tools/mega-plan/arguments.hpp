@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,13 @@ inline constexpr long long most_stages = 1LL << 14;
 
 /// Throws unless p, m, v >= 1 and p*m*v <= most_forwards.
 void expect_size(int p, int m, int v);
+
+/// Throws where an option was given with nothing for its value.
+void expect_values(const CLI::App& command);
+
+/// The whole of a file of at most `limit` bytes, which may be a pipe or a device such as
+/// /dev/stdin. Throws Error(bad_input).
+[[nodiscard]] std::string read_input(const std::string& path, std::size_t limit);
 
 /// Throws unless the number is finite and above 0; `zero`: or 0.
 void expect_amount(std::string_view option, double value, bool zero = false);
@@ -69,7 +77,7 @@ class OutputFiles {
 /// Equal neighbours told once: "8 7 (3 times) 6".
 [[nodiscard]] std::string joined(std::span<const int> numbers);
 
-/// With as many digits after the point as asked.
+/// With as many digits after the point as asked; what they show as zero has no sign.
 [[nodiscard]] std::string fixed(double value, int digits);
 
 }  // namespace plan

@@ -2,7 +2,6 @@
 
 #include "arguments.hpp"
 #include "judgement.hpp"
-#include <mega/ckpt/durable_file.hpp>
 #include <mega/core/error.hpp>
 #include <mega/dpp/csv.hpp>
 #include <mega/dpp/passes.hpp>
@@ -11,9 +10,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace plan {
 
@@ -43,6 +46,62 @@ dpp::Schedule completed(const dpp::Schedule& read) {
   if (whole) return read;
   return transfers ? dpp::insert_implicit(read) : dpp::lower(dpp::compute_order(read));
 }
+
+/// Makes the positions of a verdict the columns of the file. What the file leaves unsaid has that
+/// of the cell that it comes before (what arrives, the loss) or behind.
+class Columns {
+ public:
+  Columns(const dpp::CsvSchedule& read, const dpp::ScheduleView& judged) {
+    bool only_computes = true;
+    for (const dpp::Action& a : read.schedule.view().actions)
+      only_computes = only_computes && dpp::detail::channel_of(a.kind, 1) < 0 &&
+                      a.kind != dpp::ActionKind::loss;
+    for (int rank = 0; rank < judged.p; ++rank) {
+      const auto cells = read.schedule.of_rank(rank);
+      const auto& columns = read.columns[static_cast<std::size_t>(rank)];
+      std::vector<int>& own = of_rank_.emplace_back();
+      std::size_t next = 0;
+      for (const dpp::Action& a : judged.of_rank(rank)) {
+        // Lowering makes the reductions anew.
+        while (only_computes && next < cells.size() && !dpp::is_compute(cells[next].kind)) ++next;
+        const bool is_next = next < cells.size() && cells[next].kind == a.kind &&
+                             cells[next].chunk == a.chunk && cells[next].microbatch == a.microbatch;
+        own.push_back(is_next ? columns[next++] : unsaid);
+      }
+      fill(own, judged.of_rank(rank), columns.back() + 1);
+    }
+  }
+
+  void apply(dpp::Verdict& verdict) const {
+    verdict.position = at(verdict.rank, verdict.position);
+    for (dpp::Blocked& blocked : verdict.cycle)
+      blocked.position = at(blocked.rank, blocked.position);
+  }
+
+ private:
+  static constexpr int unsaid = 0;
+
+  static void fill(std::vector<int>& own, std::span<const dpp::Action> list, int end) {
+    using enum dpp::ActionKind;
+    int behind = end;
+    for (std::size_t i = own.size(); i-- > 0;) {
+      const auto kind = list[i].kind;
+      const bool before = kind == recv_forward || kind == recv_backward || kind == loss;
+      if (own[i] != unsaid) behind = own[i];
+      if (own[i] == unsaid && before) own[i] = behind;
+    }
+    int last = 1;
+    for (int& column : own) last = column = column == unsaid ? last : column;
+    own.push_back(end);  // of what is missing
+  }
+
+  [[nodiscard]] int at(int rank, int position) const {
+    const auto& own = of_rank_[static_cast<std::size_t>(rank)];
+    return own[std::min(static_cast<std::size_t>(position), own.size() - 1)];
+  }
+
+  std::vector<std::vector<int>> of_rank_;
+};
 
 template <class Choice, std::size_t N>
 Choice chosen(std::string_view option, const std::string& text,
@@ -89,8 +148,8 @@ int run(const CheckArguments& arguments) {
                                              {"rendezvous", dpp::Transport::rendezvous()},
                                              {"blocking", dpp::Transport::blocking()}});
   const dpp::ActionTimes times = arguments.times.parsed();
-  constexpr mega::Index largest_file = 256 << 20;
-  const std::string text = mega::ckpt::read_file(arguments.file, largest_file);
+  constexpr std::size_t largest_file = 256 << 20;
+  const std::string text = read_input(arguments.file, largest_file);
   const dpp::CsvSchedule read = dpp::read_csv(text, arguments.file, spelling);
   const dpp::Schedule schedule = completed(read.schedule);
   const dpp::ScheduleView view = schedule.view();
@@ -98,6 +157,7 @@ int run(const CheckArguments& arguments) {
   Judgement judgement = judge(schedule, times);
   if (judgement.verdict.ok()) judgement.verdict = dpp::verify(schedule, {}, links);
   const bool valid = judgement.verdict.ok();
+  if (!valid) Columns(read, view).apply(judgement.verdict);
 
   if (valid && !arguments.svg.empty()) {
     OutputFiles files;
@@ -151,12 +211,17 @@ void add_check(CLI::App& app, int& exit_code) {
   command.footer(
       "Says whether the schedule is complete, ordered and free of deadlock, with the first fault "
       "or\n"
-      "the cycle of waiting ranks. Positions count the actions of a rank from 0, what the file "
-      "leaves\n"
-      "unsaid (loss, hand-overs inside a rank, reductions, missing transfers) included.\n"
+      "the cycle of waiting ranks. Positions are the columns of a rank's row, from 1; what the "
+      "file\n"
+      "leaves unsaid (loss, hand-overs inside a rank, reductions, missing transfers) stands at "
+      "the\n"
+      "cell that it belongs to. The file may be a pipe, as /dev/stdin.\n"
       "Exit codes: 0 valid, 1 invalid, 2 unreadable.\n"
       "Example: mega-plan check schedule.csv --links blocking --json");
-  command.callback([arguments, &exit_code] { exit_code = run(*arguments); });
+  command.callback([arguments, &command, &exit_code] {
+    expect_values(command);
+    exit_code = run(*arguments);
+  });
 }
 
 }  // namespace plan

@@ -205,18 +205,19 @@ class Comparer {
     cluster.times = costs.times;
     cluster.links = {model_.link};
     cluster.message_bytes = model_.message_bytes;
-    const dpp::ClusterRun run = dpp::simulate(schedule, cluster);
-    expects(!run.deadlocked(), ErrorCode::logic,
+    const dpp::ClusterEstimate run = dpp::estimate(schedule, cluster);
+    expects(run.finished, ErrorCode::logic,
             [&] { return sentence(request.name, " does not run to its end"); });
     Row row{.request = request, .v = v, .label = label_of(request)};
     row.step = run.timing.makespan;
-    row.bubble_wall = run.timing.wall_fraction();
-    row.bubble_span = run.timing.span_fraction();
+    // Rounding may take what is nothing below it.
+    row.bubble_wall = std::max(0.0, run.timing.wall_fraction());
+    row.bubble_span = std::max(0.0, run.timing.span_fraction());
     const auto& peaks = run.timing.peak_per_rank;
     row.peak_activations = static_cast<double>(*std::max_element(peaks.begin(), peaks.end())) / v;
     row.peak_memory = peak_of(schedule, costs.memory);
     row.coverage = run.transfers.coverage();
-    row.exposed = run.transfers.exposed() / model_.p;
+    row.exposed = std::max(0.0, run.transfers.exposed() / model_.p);
     row.layers = costs.layers;
     return row;
   }
@@ -433,7 +434,10 @@ void add_compare(CLI::App& app, int& /*exit_code*/) {
       "Example: mega-plan compare --pp 8 --micro-batches 32 --model llama3-8b --flops 4e14\n"
       "                           --seq-length 8192 --link-latency 1e-5 --link-bandwidth 50GB\n"
       "                           --memory-cap 60GB");
-  command.callback([a, &command] { run(*a, command); });
+  command.callback([a, &command] {
+    expect_values(command);
+    run(*a, command);
+  });
 }
 
 }  // namespace plan

@@ -188,7 +188,10 @@ void add_metrics(CLI::App& app, int& /*exit_code*/) {
       "it\n"
       "                computes; the rest is exposed\n"
       "Example: mega-plan metrics data-1-pipeline-4-tensor-1-dpp-aggregated.json --json");
-  command.callback([arguments] { run(*arguments); });
+  command.callback([arguments, &command] {
+    expect_values(command);
+    run(*arguments);
+  });
 }
 
 }  // namespace plan

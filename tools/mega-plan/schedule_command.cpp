@@ -129,7 +129,10 @@ void add_schedule(CLI::App& app, int& /*exit_code*/) {
       "Example: mega-plan schedule --name zb-h1 --pp 8 --micro-batches 24 --times 2,2,1 --comm "
       "0.1\n"
       "                            --svg zb-h1.svg");
-  command.callback([arguments, &command] { run(*arguments, command); });
+  command.callback([arguments, &command] {
+    expect_values(command);
+    run(*arguments, command);
+  });
 }
 
 }  // namespace plan

@@ -47,7 +47,7 @@ struct PipelineProfile {
   double released_by_input = 0;
 };
 
-/// What the search makes small; the other of the two breaks ties.
+/// What the search makes small; ties go to less memory, then to the other of the two.
 enum class ScheduleGoal : std::uint8_t {
   makespan,      ///< the step from its first action to its last: all ranks wait at its end
   longest_span,  ///< the longest time from a rank's first action to its last: ranks need not wait
@@ -760,10 +760,19 @@ class ScheduleSearch {
   int tries = 0;
 
  private:
+  /// Of equally short orders the one whose fullest rank holds least stays.
   void keep_if_better(std::string_view name, const Words& words) {
     const Cost cost = cost_of(watch_, goal_);
-    if (!(cost < cost_)) return;
+    if (cost_.goal < cost.goal) return;
+    const auto& peaks = watch_.peak_memory();
+    const double peak = *std::max_element(peaks.begin(), peaks.end());
+    if (cost.goal == cost_.goal) {
+      const bool fuller = peak > peak_ + memory_slack;
+      const bool emptier = peak < peak_ - memory_slack;
+      if (fuller || (!emptier && !(cost < cost_))) return;
+    }
     cost_ = cost;
+    peak_ = peak;
     best = words;
     best_name = name;
   }
@@ -887,6 +896,7 @@ class ScheduleSearch {
   Stopwatch watch_;
   SearchRandom random_;
   Cost cost_;
+  double peak_ = never;
   ListRules rules_;  // of the best list schedule
   Cost list_cost_;
 };
@@ -924,7 +934,8 @@ void for_each_named_traversal(int p, int m, int live, const Visit& visit) {
 /// before a forward before a weight gradient, for several limits of how far forwards run ahead and
 /// of how well a weight gradient must fit the gap it fills. Then a local search varies the rules of
 /// the best list schedule and moves single actions on the critical path. What exceeds a cap is no
-/// candidate; what comes first wins a tie. Every order keeps the micro-batches of a (chunk, kind)
+/// candidate; of equally short orders the one with the least peak of any rank wins, then the one
+/// that came first. Every order keeps the micro-batches of a (chunk, kind)
 /// ascending and is proven by verify().
 /// @param place  which rank holds which stage; policies made for another placement stay out
 /// Throws Error(usage) where the profile is impossible: a cap below v, which one micro-batch alone

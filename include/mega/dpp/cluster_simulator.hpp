@@ -102,6 +102,13 @@ struct ClusterRun {
   [[nodiscard]] bool deadlocked() const noexcept { return unfinished > 0; }
 };
 
+/// A run without its timeline.
+struct ClusterEstimate {
+  Timing timing;
+  TransferTime transfers;
+  bool finished = true;  ///< false: the ranks came to wait for each other
+};
+
 namespace detail {
 
 /// The greedy rules for one rank.
@@ -181,123 +188,19 @@ class GreedyOrder {
   bool backward_turn_ = true;
 };
 
-/// One run of a schedule, event by event.
-class ClusterSimulation {
- public:
-  ClusterSimulation(const ScheduleView& schedule, const Cluster& cluster, Dispatch dispatch)
-      : s_(schedule), cluster_(cluster), greedy_rule_(is_greedy(dispatch.rule)) {
-    check(dispatch);
-    const auto p = index(s_.p);
-    const auto stages = index(s_.stages());
-    for (int rank = 0; rank < s_.p; ++rank) {
-      if (greedy_rule_) {
-        const bool capped = dispatch.rule == DispatchRule::capped_greedy;
-        greedy_.emplace_back(s_.of_rank(rank), s_.m, s_.v,
-                             capped ? dispatch.limit : std::numeric_limits<int>::max());
-      } else {
-        ordered_.emplace_back(s_.of_rank(rank),
-                              dispatch.rule == DispatchRule::look_ahead ? dispatch.limit : 0);
-      }
-    }
-    ranks_.resize(p);
-    run_.timeline.ranks.resize(p);
-    for (int rank = 0; rank < s_.p; ++rank) {
-      run_.timeline.ranks[index(rank)].reserve(s_.of_rank(rank).size());
-    }
-    here_[0].assign(stages * index(s_.m), false);
-    here_[1] = here_[0];
-    occupied_.assign(stages, 0);
-    for (auto& used : buffers_used_) used.assign(stages, 0);
-    waiting_.resize(stages);
+/// A schedule's pipeline on a cluster: what actions and messages take.
+class ClusterModel {
+ protected:
+  ClusterModel(const ScheduleView& schedule, const Cluster& cluster)
+      : s_(schedule), cluster_(cluster) {
+    check();
     number_links();
   }
 
-  ClusterRun run() {
-    for (int rank = 0; rank < s_.p; ++rank) start_next(rank);
-    while (!events_.empty()) {
-      now_ = events_.top().time;
-      // All that happens at one time happens before anyone chooses.
-      while (!events_.empty() && events_.top().time == now_) {
-        const Event event = events_.top();
-        events_.pop();
-        happen(event);
-      }
-      for (const int rank : touched_) {
-        ranks_[index(rank)].touched = false;
-        start_next(rank);
-      }
-      touched_.clear();
-    }
-    return report();
-  }
-
- private:
-  static constexpr int send_buffers = 2;
   static constexpr std::size_t index(int i) noexcept { return static_cast<std::size_t>(i); }
-  static constexpr bool is_greedy(DispatchRule rule) noexcept {
-    return rule == DispatchRule::greedy || rule == DispatchRule::capped_greedy;
-  }
-
-  struct Rank {
-    std::optional<Action> running;  ///< with its partner, if it is the first half of a fused pair
-    Action partner{};
-    bool touched = false;  ///< something happened that it may have waited for
-    bool started = false;
-    int live = 0;
-    int peak = 0;
-    double busy = 0;
-    double first_start = 0;
-    double last_end = 0;
-  };
-
-  struct Wire {
-    Link link{};
-    double free = 0;  ///< when it takes the next message
-  };
-
-  enum class Happening : std::uint8_t { computed, arrived, left };
-
-  struct Event {
-    double time = 0;
-    std::uint64_t number = 0;  ///< events of one time happen in the order in which they were made
-    Happening what = Happening::computed;
-    bool gradient = false;
-    int where = 0;  ///< computed: rank; arrived: stage that consumes; left: stage that produced
-    int microbatch = 0;
-
-    friend bool operator>(const Event& a, const Event& b) noexcept {
-      return a.time != b.time ? a.time > b.time : a.number > b.number;
-    }
-  };
-
-  void check(Dispatch dispatch) const {
-    const auto p = index(s_.p);
-    const auto fits = [&](std::size_t given, std::size_t wanted, std::string_view what) {
-      expects(given == wanted, ErrorCode::usage, [&] {
-        return sentence("the cluster has ", what, " for ", given, " entries, not ", wanted);
-      });
-    };
-    if (cluster_.times.size() != 1) fits(cluster_.times.size(), s_.place_of.size(), "stage times");
-    if (!cluster_.slowness.empty()) fits(cluster_.slowness.size(), p, "slowness");
-    if (cluster_.links.size() > 1) fits(cluster_.links.size(), p * p, "links");
-    if (!cluster_.slots.empty()) fits(cluster_.slots.size(), s_.place_of.size(), "slots");
-    expects(cluster_.jitter.compute >= 0 && cluster_.jitter.compute <= 1, ErrorCode::usage, [&] {
-      return sentence("compute jitter ", cluster_.jitter.compute, " is outside 0..1");
-    });
-    expects(
-        dispatch.rule != DispatchRule::capped_greedy || dispatch.limit >= 1, ErrorCode::usage, [&] {
-          return sentence("the cap of ", dispatch.limit, " live activations must be at least 1");
-        });
-  }
-
-  // --- what the parts of the cluster are ---
 
   const ActionTimes& times(int stage) const {
     return cluster_.times[cluster_.times.size() == 1 ? 0 : index(stage)];
-  }
-  [[nodiscard]] bool finite() const noexcept { return !cluster_.slots.empty(); }
-  [[nodiscard]] bool slot_is_free(int stage) const {
-    return occupied_[index(stage)] < cluster_.slots[index(s_.place_of[index(stage)])];
   }
   [[nodiscard]] std::size_t cell(int stage, int microbatch) const {
     return index(stage) * index(s_.m) + index(microbatch);
@@ -353,7 +256,154 @@ class ClusterSimulation {
     return time;
   }
 
+  /// A message between two ranks.
+  struct Passage {
+    int from = 0;
+    int to = 0;
+    double start = 0;
+    double left = 0;  ///< its buffer is free again
+    double arrival = 0;
+  };
+
+  /// The message that a stage has ready at `now`; in the order in which its rank has them ready.
+  /// @pre  the stage that consumes it is on another rank
+  [[nodiscard]] Passage carry(int stage, bool gradient, int microbatch, double now) {
+    Wire& wire = wires_[wire_of_[gradient ? 1 : 0][index(stage)]];
+    Passage way{s_.rank_of(stage), s_.rank_of(gradient ? stage - 1 : stage + 1),
+                std::max(now, wire.free)};
+    way.left = wire.free = way.start + cluster_.message_bytes / wire.link.bandwidth;
+    way.arrival = wire.free + wire.link.latency + times(stage).hop;
+    if (cluster_.jitter.link_delay > 0) {
+      way.arrival -=
+          cluster_.jitter.link_delay * std::log1p(-draw(stage, microbatch, gradient ? 15 : 14));
+    }
+    return way;
+  }
+
+  ScheduleView s_;
+  const Cluster& cluster_;
+
+ private:
+  struct Wire {
+    Link link{};
+    double free = 0;  ///< when it takes the next message
+  };
+
+  void check() const {
+    const auto p = index(s_.p);
+    const auto fits = [&](std::size_t given, std::size_t wanted, std::string_view what) {
+      expects(given == wanted, ErrorCode::usage, [&] {
+        return sentence("the cluster has ", what, " for ", given, " entries, not ", wanted);
+      });
+    };
+    if (cluster_.times.size() != 1) fits(cluster_.times.size(), s_.place_of.size(), "stage times");
+    if (!cluster_.slowness.empty()) fits(cluster_.slowness.size(), p, "slowness");
+    if (cluster_.links.size() > 1) fits(cluster_.links.size(), p * p, "links");
+    if (!cluster_.slots.empty()) fits(cluster_.slots.size(), s_.place_of.size(), "slots");
+    expects(cluster_.jitter.compute >= 0 && cluster_.jitter.compute <= 1, ErrorCode::usage, [&] {
+      return sentence("compute jitter ", cluster_.jitter.compute, " is outside 0..1");
+    });
+  }
+
+  std::vector<Wire> wires_;
+  std::vector<std::size_t> wire_of_[2];  // by stage that sends: outputs, gradients
+};
+
+/// One run of a schedule, event by event.
+class ClusterSimulation : private ClusterModel {
+ public:
+  ClusterSimulation(const ScheduleView& schedule, const Cluster& cluster, Dispatch dispatch)
+      : ClusterModel(schedule, cluster), greedy_rule_(is_greedy(dispatch.rule)) {
+    check(dispatch);
+    const auto p = index(s_.p);
+    const auto stages = index(s_.stages());
+    for (int rank = 0; rank < s_.p; ++rank) {
+      if (greedy_rule_) {
+        const bool capped = dispatch.rule == DispatchRule::capped_greedy;
+        greedy_.emplace_back(s_.of_rank(rank), s_.m, s_.v,
+                             capped ? dispatch.limit : std::numeric_limits<int>::max());
+      } else {
+        ordered_.emplace_back(s_.of_rank(rank),
+                              dispatch.rule == DispatchRule::look_ahead ? dispatch.limit : 0);
+      }
+    }
+    ranks_.resize(p);
+    run_.timeline.ranks.resize(p);
+    for (int rank = 0; rank < s_.p; ++rank) {
+      run_.timeline.ranks[index(rank)].reserve(s_.of_rank(rank).size());
+    }
+    here_[0].assign(stages * index(s_.m), false);
+    here_[1] = here_[0];
+    occupied_.assign(stages, 0);
+    for (auto& used : buffers_used_) used.assign(stages, 0);
+    waiting_.resize(stages);
+  }
+
+  ClusterRun run() {
+    for (int rank = 0; rank < s_.p; ++rank) start_next(rank);
+    while (!events_.empty()) {
+      now_ = events_.top().time;
+      // All that happens at one time happens before anyone chooses.
+      while (!events_.empty() && events_.top().time == now_) {
+        const Event event = events_.top();
+        events_.pop();
+        happen(event);
+      }
+      for (const int rank : touched_) {
+        ranks_[index(rank)].touched = false;
+        start_next(rank);
+      }
+      touched_.clear();
+    }
+    return report();
+  }
+
+ private:
+  static constexpr int send_buffers = 2;
+  static constexpr bool is_greedy(DispatchRule rule) noexcept {
+    return rule == DispatchRule::greedy || rule == DispatchRule::capped_greedy;
+  }
+
+  struct Rank {
+    std::optional<Action> running;  ///< with its partner, if it is the first half of a fused pair
+    Action partner{};
+    bool touched = false;  ///< something happened that it may have waited for
+    bool started = false;
+    int live = 0;
+    int peak = 0;
+    double busy = 0;
+    double first_start = 0;
+    double last_end = 0;
+  };
+
+  enum class Happening : std::uint8_t { computed, arrived, left };
+
+  struct Event {
+    double time = 0;
+    std::uint64_t number = 0;  ///< events of one time happen in the order in which they were made
+    Happening what = Happening::computed;
+    bool gradient = false;
+    int where = 0;  ///< computed: rank; arrived: stage that consumes; left: stage that produced
+    int microbatch = 0;
+
+    friend bool operator>(const Event& a, const Event& b) noexcept {
+      return a.time != b.time ? a.time > b.time : a.number > b.number;
+    }
+  };
+
+  static void check(Dispatch dispatch) {
+    expects(
+        dispatch.rule != DispatchRule::capped_greedy || dispatch.limit >= 1, ErrorCode::usage, [&] {
+          return sentence("the cap of ", dispatch.limit, " live activations must be at least 1");
+        });
+  }
+
   // --- choosing ---
+
+  [[nodiscard]] bool finite() const noexcept { return !cluster_.slots.empty(); }
+  [[nodiscard]] bool slot_is_free(int stage) const {
+    return occupied_[index(stage)] < cluster_.slots[index(s_.place_of[index(stage)])];
+  }
 
   [[nodiscard]] bool is_ready(int rank, const Action& a, bool ahead) const {
     if (a.kind == ActionKind::backward_weight) return true;
@@ -491,23 +541,16 @@ class ClusterSimulation {
       --buffers_used_[gradient ? 1 : 0][index(stage)];
       return;  // the rank itself is about to choose
     }
-    Wire& wire = wires_[wire_of_[gradient ? 1 : 0][index(stage)]];
-    const double start = std::max(now_, wire.free);
-    wire.free = start + cluster_.message_bytes / wire.link.bandwidth;
-    double arrival = wire.free + wire.link.latency + times(stage).hop;
-    if (cluster_.jitter.link_delay > 0) {
-      arrival -=
-          cluster_.jitter.link_delay * std::log1p(-draw(stage, microbatch, gradient ? 15 : 14));
-    }
-    add(arrival, Happening::arrived, target, gradient, microbatch);
-    if (finite()) add(wire.free, Happening::left, stage, gradient);
+    const Passage way = carry(stage, gradient, microbatch, now_);
+    add(way.arrival, Happening::arrived, target, gradient, microbatch);
+    if (finite()) add(way.left, Happening::left, stage, gradient);
     const auto action = [&](ActionKind kind, int of) {
       return make_action(kind, s_.chunk_of(of), microbatch);
     };
     run_.timeline.transfers.push_back(
         {from, to, action(gradient ? ActionKind::send_backward : ActionKind::send_forward, stage),
-         action(gradient ? ActionKind::recv_backward : ActionKind::recv_forward, target), start,
-         arrival});
+         action(gradient ? ActionKind::recv_backward : ActionKind::recv_forward, target), way.start,
+         way.arrival});
   }
 
   ClusterRun report() {
@@ -538,8 +581,6 @@ class ClusterSimulation {
     return std::move(run_);
   }
 
-  ScheduleView s_;
-  const Cluster& cluster_;
   bool greedy_rule_;
   std::vector<LookAheadOrder> ordered_;  // by rank; empty under the greedy rules
   std::vector<GreedyOrder> greedy_;      // by rank; empty otherwise
@@ -548,13 +589,160 @@ class ClusterSimulation {
   std::vector<int> occupied_;             // slots of the stage taken
   std::vector<int> buffers_used_[2];      // by stage: outputs, gradients of inputs not yet gone
   std::vector<std::queue<int>> waiting_;  // by stage: micro-batches that want one of its slots
-  std::vector<Wire> wires_;
-  std::vector<std::size_t> wire_of_[2];  // by stage that sends: outputs, gradients
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::uint64_t events_made_ = 0;
   std::vector<int> touched_;
   double now_ = 0;
   ClusterRun run_;
+};
+
+/// A run in the static order on slots without end. Then nobody chooses, so ranks can be run one
+/// after the other, each as far as its inputs are known, and no event has to be kept.
+class StaticSimulation : private ClusterModel {
+ public:
+  StaticSimulation(const ScheduleView& schedule, const Cluster& cluster)
+      : ClusterModel(schedule, cluster), ranks_(index(s_.p)) {
+    expects(cluster.slots.empty(), ErrorCode::usage,
+            "an estimate knows no slots; simulate() the schedule instead");
+    for (auto& here : here_) here.assign(cell(s_.stages(), 0), not_here);
+  }
+
+  ClusterEstimate run() {
+    std::vector<int> runnable;
+    for (int rank = s_.p - 1; rank >= 0; --rank) runnable.push_back(rank);
+    while (!runnable.empty()) {
+      const int rank = runnable.back();
+      runnable.pop_back();
+      advance(rank, runnable);
+    }
+    return report();
+  }
+
+ private:
+  static constexpr double not_here = -1;
+
+  struct Span {
+    double start = 0;
+    double end = 0;
+  };
+  /// Of one link, which takes its messages in the order of their starts.
+  struct Incoming {
+    int from = 0;
+    std::vector<Span> spans{};
+  };
+  struct Rank {
+    std::size_t next = 0;  ///< of its list
+    bool waits = false;    ///< for its next action's input
+    double free = 0;
+    double busy = 0;
+    double first_start = -1;
+    int live = 0, peak = 0;
+    std::vector<Span> computed;  ///< neighbours that touch are one
+    std::vector<Incoming> incoming;
+  };
+
+  static void join(std::vector<Span>& spans, double start, double end) {
+    if (start == end) return;
+    if (!spans.empty() && start <= spans.back().end) {
+      spans.back().end = std::max(spans.back().end, end);
+    } else {
+      spans.push_back({start, end});
+    }
+  }
+
+  /// When the input is here, or not_here.
+  [[nodiscard]] double input(int rank, const Action& a) const {
+    if (a.kind == ActionKind::backward_weight) return 0;
+    const int stage = s_.stage(rank, a.chunk);
+    const bool gradient = a.kind != ActionKind::forward;
+    const int source = gradient ? stage + 1 : stage - 1;
+    if (source < 0 || source == s_.stages()) return 0;
+    return here_[gradient ? 1 : 0][cell(stage, a.microbatch)];
+  }
+
+  void advance(int rank, std::vector<int>& runnable) {
+    Rank& at = ranks_[index(rank)];
+    at.waits = false;
+    const auto list = s_.of_rank(rank);
+    for (;;) {
+      while (at.next < list.size() && !is_compute(list[at.next].kind)) ++at.next;
+      if (at.next == list.size()) return;
+      const Action& a = list[at.next];
+      const Action* const partner = a.with_next ? &list[at.next + 1] : nullptr;
+      const double own = input(rank, a);
+      const double other = partner != nullptr ? input(rank, *partner) : 0;
+      at.waits = own == not_here || other == not_here;
+      if (at.waits) return;
+      const double start = std::max({at.free, own, other});
+      const double time = duration(rank, a, partner);
+      at.free = start + time;
+      at.busy += time;
+      if (at.first_start < 0) at.first_start = start;
+      join(at.computed, start, at.free);
+      at.next += partner != nullptr ? 2 : 1;
+      // Both halves of a pair hold their activations until it ends: the forward counts first.
+      const bool forward_second = partner != nullptr && a.kind != ActionKind::forward;
+      if (forward_second) finish(rank, *partner, runnable);
+      finish(rank, a, runnable);
+      if (partner != nullptr && !forward_second) finish(rank, *partner, runnable);
+    }
+  }
+
+  void finish(int rank, const Action& a, std::vector<int>& runnable) {
+    Rank& at = ranks_[index(rank)];
+    const int stage = s_.stage(rank, a.chunk);
+    if (a.kind == ActionKind::forward) {
+      at.peak = std::max(at.peak, ++at.live);
+      if (stage + 1 < s_.stages()) deliver(rank, stage, false, a.microbatch, runnable);
+    }
+    if (gives_input_gradient(a.kind) && stage > 0)
+      deliver(rank, stage, true, a.microbatch, runnable);
+    if (gives_weight_gradient(a.kind)) --at.live;
+  }
+
+  void deliver(int rank, int stage, bool gradient, int microbatch, std::vector<int>& runnable) {
+    const int target = gradient ? stage - 1 : stage + 1;
+    double& arrival = here_[gradient ? 1 : 0][cell(target, microbatch)];
+    arrival = ranks_[index(rank)].free;
+    const int to = s_.rank_of(target);
+    if (to == rank) return;
+    const Passage way = carry(stage, gradient, microbatch, arrival);
+    arrival = way.arrival;
+    Rank& receiver = ranks_[index(to)];
+    std::size_t k = 0;
+    while (k < receiver.incoming.size() && receiver.incoming[k].from != rank) ++k;
+    if (k == receiver.incoming.size()) receiver.incoming.push_back({rank});
+    join(receiver.incoming[k].spans, way.start, way.arrival);
+    if (!receiver.waits) return;
+    receiver.waits = false;
+    runnable.push_back(to);
+  }
+
+  ClusterEstimate report() {
+    ClusterEstimate out;
+    for (int rank = 0; rank < s_.p; ++rank) {
+      const Rank& at = ranks_[index(rank)];
+      out.timing.peak_per_rank.push_back(at.peak);
+      out.timing.busy = std::max(out.timing.busy, at.busy);
+      out.timing.makespan = std::max(out.timing.makespan, at.free);
+      out.timing.longest_span = std::max(out.timing.longest_span, at.free - at.first_start);
+      out.finished = out.finished && !at.waits;
+      Timeline own;  // the rank by itself, of joined spans
+      auto& computed = own.ranks.emplace_back();
+      for (const Span& span : at.computed) computed.push_back({{}, span.start, span.end});
+      for (const Incoming& incoming : at.incoming) {
+        for (const Span& span : incoming.spans)
+          own.transfers.push_back({0, 0, {}, {}, span.start, span.end});
+      }
+      const TransferTime time = transfer_time(own);
+      out.transfers.total += time.total;
+      out.transfers.covered += time.covered;
+    }
+    return out;
+  }
+
+  std::vector<Rank> ranks_;
+  std::vector<double> here_[2];  // [stages, m] when the input activation, the gradient arrives
 };
 
 }  // namespace detail
@@ -568,6 +756,16 @@ class ClusterSimulation {
 [[nodiscard]] inline ClusterRun simulate(const ScheduleView& schedule, const Cluster& cluster,
                                          Dispatch dispatch = {}) {
   return detail::ClusterSimulation(schedule, cluster, dispatch).run();
+}
+
+/// The figures of simulate(schedule, cluster) in the static order without keeping a timeline: some
+/// ten times as fast, for pipelines of a thousand stages. Transfers are summed in another order.
+/// Throws Error(usage) for a cluster of finite slots, and where simulate() does.
+/// @pre actions within the pipeline's bounds   @cost  O(1) an action, 16 bytes a micro-batch of a
+/// stage
+[[nodiscard]] inline ClusterEstimate estimate(const ScheduleView& schedule,
+                                              const Cluster& cluster) {
+  return detail::StaticSimulation(schedule, cluster).run();
 }
 
 }  // namespace mega::inline v0::dpp

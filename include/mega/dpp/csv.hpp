@@ -8,6 +8,7 @@
 ///   (<cell>;<cell>)OVERLAP_F_B  a pair: one forward and one backward side by side
 ///   <stage>UNSHARD, <stage>RESHARD   parameters of sharded data parallelism; no action of mega
 ///   nothing                     an idle step of a compute-only file
+/// A byte order mark before the first cell is passed over.
 /// and two words of mega's own, so that a lowered schedule is written whole:
 ///   <stage>LOSS<microbatch>, <stage>TIED_REDUCE
 /// strip_implicit() takes out what PyTorch does not read; insert_implicit() puts it back.
@@ -64,6 +65,8 @@ struct CsvSchedule {
   std::size_t unshards = 0;     ///< UNSHARD cells left out
   std::size_t reshards = 0;     ///< RESHARD cells left out
   std::size_t empty_cells = 0;  ///< idle steps left out
+  /// [p] column of each action in its row, from 1. Halves of a pair share theirs.
+  std::vector<std::vector<int>> columns{};
 };
 
 /// One sentence on what read_csv() left out; empty if nothing.
@@ -144,6 +147,8 @@ class CsvReader {
     expects(text.size() <= max_bytes, ErrorCode::bad_input, [&] {
       return sentence(name_, ": ", text.size(), " bytes are above the limit of ", max_bytes);
     });
+    constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
+    if (text.starts_with(byte_order_mark)) text.remove_prefix(byte_order_mark.size());
     split(text);
   }
 
@@ -156,6 +161,7 @@ class CsvReader {
     const int v = place.chunks();
     Schedule made(p, m, v, place);
     std::vector<Action> list;
+    std::vector<std::vector<int>> columns(static_cast<std::size_t>(p));
     for (int rank = 0; rank < p; ++rank) {
       list.clear();
       for (const CsvCell& cell : cells_of(rank)) {
@@ -163,6 +169,7 @@ class CsvReader {
         Action a = make_action(cell.kind, place.chunk_of(cell.stage, p, v), cell.microbatch);
         a.with_next = cell.with_next;
         list.push_back(a);
+        columns[static_cast<std::size_t>(rank)].push_back(cell.column);
       }
       made.append(list);
     }
@@ -171,7 +178,8 @@ class CsvReader {
             spelling,
             count(CsvMeaning::unshard),
             count(CsvMeaning::reshard),
-            empty_cells_};
+            empty_cells_,
+            std::move(columns)};
   }
 
  private:

@@ -139,7 +139,7 @@ struct OneForwardOneBackward {
     detail::expect_pipeline(rank, p, m, v);
     expects(v == 1, ErrorCode::usage, [&] {
       return sentence("1F1B runs 1 chunk a rank, not v ", v,
-                      "; use v 1, or ScheduleTraversal<DFC> for several chunks");
+                      "; use v 1, or dfc for several chunks");
     });
     return detail::interleave(m, m, 1, m, p - 1 - rank, out);
   }

@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -121,9 +122,12 @@ class VRun {
   constexpr ~VRun() = default;  // nvcc 13 does not see that the implicit one is constexpr
 
   /// @param lists  [p] receives each rank's actions; empty: only the length is wanted
-  constexpr VLength run(std::span<std::vector<Action>> lists = {}) {
+  /// @param longest_span  a run that will have a longer one ends early, with the span that is sure
+  constexpr VLength run(std::span<std::vector<Action>> lists = {},
+                        int longest_span = std::numeric_limits<int>::max()) {
     VLength length;
     for (int left = v_steps * m_ * p_; left > 0; ++now_) {
+      if (length.span > longest_span) return length;
       for (int rank = 0; rank < p_; ++rank) begun_[at(rank)] = choose(rank);
       for (int rank = 0; rank < p_; ++rank) {
         const VStep step = begun_[at(rank)];
@@ -133,7 +137,8 @@ class VRun {
         if (r.start < 0) r.start = now_;
         ++r.done[step];
         --left;
-        const int span = now_ + 1 - r.start;
+        // What the rank has still to do takes a unit each at least.
+        const int span = now_ + 1 - r.start + v_steps * m_ - ++r.begun;
         if (span > length.span) length.span = span;
       }
     }
@@ -144,6 +149,7 @@ class VRun {
  private:
   struct Rank {
     int done[v_steps] = {};
+    int begun = 0;  ///< of all steps
     int start = -1;
   };
 
@@ -218,7 +224,7 @@ class VRun {
   VLength shortest = VRun(p, m, cap, best).run();
   for (const VRule& rule : v_rules) {
     if (!(ideal < shortest)) break;
-    const VLength length = VRun(p, m, cap, rule).run();
+    const VLength length = VRun(p, m, cap, rule).run({}, shortest.span);
     if (!(length < shortest)) continue;
     best = rule;
     shortest = length;

@@ -202,7 +202,7 @@ struct EagerOneForwardOneBackward {
     detail::expect_pipeline(rank, p, m, v);
     expects(v == 1, ErrorCode::usage, [&] {
       return sentence("eager 1F1B runs 1 chunk a rank, not v ", v,
-                      "; use v 1, or ScheduleTraversal<DFC> for several chunks");
+                      "; use v 1, or dfc for several chunks");
     });
     return detail::interleave(m, m, 1, m, 2 * (p - 1 - rank), out);
   }

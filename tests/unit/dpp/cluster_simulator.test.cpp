@@ -2,6 +2,8 @@
 /// random delays.
 #include <mega/core/error.hpp>
 #include <mega/dpp/cluster_simulator.hpp>
+#include <mega/dpp/dual_pipe_v.hpp>
+#include <mega/dpp/v_schedule.hpp>
 #include <mega/dpp/verifier.hpp>
 #include <mega/dpp/zero_bubble.hpp>
 
@@ -482,4 +484,63 @@ TEST_CASE("dpp: a pipeline of 256 ranks keeps the closed formula") {
   CHECK(run.timing.makespan == 3 * (512 + 255));
   CHECK(run.timing.peak_per_rank.front() == 256);
   CHECK(run.timing.peak_per_rank.back() == 1);
+}
+
+namespace {
+
+void check_estimate(const ScheduleView& schedule, const Cluster& cluster) {
+  const ClusterRun run = simulate(schedule, cluster);
+  const ClusterEstimate found = estimate(schedule, cluster);
+  REQUIRE(found.finished);
+  CHECK(found.timing.makespan == run.timing.makespan);
+  CHECK(found.timing.longest_span == run.timing.longest_span);
+  CHECK(found.timing.busy == run.timing.busy);
+  CHECK(found.timing.peak_per_rank == run.timing.peak_per_rank);
+  // The same seconds in another order of summation.
+  CHECK(found.transfers.total == doctest::Approx(run.transfers.total).epsilon(1e-12));
+  CHECK(found.transfers.covered == doctest::Approx(run.transfers.covered).epsilon(1e-12));
+}
+
+}  // namespace
+
+TEST_CASE("dpp: an estimate is the simulation without its timeline") {
+  std::vector<Schedule> schedules;
+  for (const int m : {1, 3, 8, 13}) {
+    for (const int p : {1, 2, 3, 5}) {
+      schedules.push_back(make_schedule(OneForwardOneBackward{}, p, m, 1));
+      schedules.push_back(make_schedule(ScheduleTraversal<DFC>{}, p, m, 2));
+      schedules.push_back(make_schedule(ScheduleTraversal<BFC>{}, p, m, 3));
+      schedules.push_back(make_schedule(ZeroBubbleH2{}, p, m, 1));
+      schedules.push_back(make_schedule(VMin{}, p, m, 2));
+      if (m >= 2 * p) schedules.push_back(make_schedule(DualPipeV{}, p, m, 2));
+    }
+  }
+  for (const Schedule& schedule : schedules) {
+    const ScheduleView view = schedule;
+    CAPTURE(view.p);
+    CAPTURE(view.m);
+    CAPTURE(view.v);
+    Cluster cluster;
+    check_estimate(schedule, cluster);
+    cluster.times = uneven_times(view.stages(), 3);
+    cluster.links = {{.latency = 0.25, .bandwidth = 2}};
+    cluster.message_bytes = 3;
+    check_estimate(schedule, cluster);
+    check_estimate(lower(schedule), cluster);
+    cluster.jitter = {.compute = 0.3, .link_delay = 2.5, .seed = 5};
+    cluster.slowness.assign(static_cast<std::size_t>(view.p), 1.0);
+    cluster.slowness.back() = 1.25;
+    check_estimate(schedule, cluster);
+  }
+}
+
+TEST_CASE("dpp: an estimate says that the ranks wait for each other, and knows no slots") {
+  Schedule stuck(2, 2, 1, LoopPlacement{});
+  stuck.append(std::vector<Action>{make_action(forward, 0, 0), make_action(backward, 0, 0),
+                                   make_action(forward, 0, 1), make_action(backward, 0, 1)});
+  stuck.append(std::vector<Action>{make_action(forward, 0, 0), make_action(forward, 0, 1),
+                                   make_action(backward, 0, 0), make_action(backward, 0, 1)});
+  CHECK_FALSE(estimate(stuck, {}).finished);
+  CHECK(simulate(stuck, Cluster{}).deadlocked());
+  CHECK_THROWS_AS((void)estimate(stuck, Cluster{.slots = {2, 2}}), Error);
 }

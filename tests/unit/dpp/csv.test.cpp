@@ -424,3 +424,16 @@ TEST_CASE("dpp: csv reads a million cells") {
   const std::string text = write_csv(big);
   check_equal(read_csv(text).schedule, big);
 }
+
+TEST_CASE("dpp: a byte order mark is passed over, and columns are those of the row") {
+  const CsvSchedule read = read_csv(
+      "\xEF\xBB\xBF"
+      "0F0,,0UNSHARD,0F1,0B0,0B1\n1F0,1B0,(1F1;1B1)OVERLAP_F_B\n");
+  CHECK(read.columns == std::vector<std::vector<int>>{{1, 4, 5, 6}, {1, 2, 3, 3}});
+  CHECK(read_csv("0F0,0B0\n").columns == std::vector<std::vector<int>>{{1, 2}});
+  CHECK_THROWS_AS((void)read_csv("\xEF\xBB\xBF"), mega::Error);
+  // Only the first bytes are a mark.
+  CHECK_THROWS_AS((void)read_csv("0F0,\xEF\xBB\xBF"
+                                 "0B0\n"),
+                  mega::Error);
+}

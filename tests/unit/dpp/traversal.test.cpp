@@ -149,7 +149,7 @@ TEST_CASE("dpp: GPipe runs chunk by chunk, backwards in reverse chunk order") {
 
 TEST_CASE("dpp: impossible pipelines are refused with their numbers") {
   CHECK(refusal(OneForwardOneBackward{}, 0, 4, 8, 2) ==
-        "1F1B runs 1 chunk a rank, not v 2; use v 1, or ScheduleTraversal<DFC> for several chunks");
+        "1F1B runs 1 chunk a rank, not v 2; use v 1, or dfc for several chunks");
   CHECK(refusal(Interleaved{{3}}, 0, 4, 8, 2) ==
         "micro-batch group size 3 is outside 4..8 for p 4 ranks and m 8 micro-batches; the nearest "
         "valid one is 4");

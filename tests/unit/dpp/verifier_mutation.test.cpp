@@ -1,11 +1,14 @@
 /// @file  The verifier against a second judge, on random damage to valid schedules: the two must
 /// agree on every one, for every transport.
 #include "channel_model.hpp"
+#include <mega/dpp/dual_pipe_v.hpp>
 #include <mega/dpp/placement.hpp>
 #include <mega/dpp/schedule.hpp>
 #include <mega/dpp/transfer_order.hpp>
 #include <mega/dpp/traversal.hpp>
+#include <mega/dpp/v_schedule.hpp>
 #include <mega/dpp/verifier.hpp>
+#include <mega/dpp/zero_bubble.hpp>
 
 #include <doctest/doctest.h>
 
@@ -64,20 +67,41 @@ Case compute_order(Dice& dice) {
   Case made;
   made.m = dice.between(1, 6);
   made.v = dice.between(1, 3);
-  made.folded = dice.one_in(4);
+  made.folded = dice.one_in(3);
   const auto with = [&](const auto& policy) {
     made.lists = lists_of(make_schedule(policy, p, made.m, made.v));
   };
   if (made.folded) {
+    const int choice = dice.below(6);
     // Right on any placement: all forwards, then all backwards.
-    with(GPipe{});
+    if (choice == 0 || (choice == 5 && made.m < 2 * p)) {
+      with(GPipe{});
+      return made;
+    }
+    made.v = 2;
+    switch (choice) {
+      case 1: with(ZeroBubbleV{}); break;
+      case 2: with(VHalf{}); break;
+      case 3: with(VMin{}); break;
+      case 4: with(VSchedule{{dice.between(2, 2 * p)}}); break;
+      default: with(DualPipeV{});
+    }
     return made;
   }
-  switch (dice.below(5)) {
+  switch (dice.below(8)) {
     case 0: with(GPipe{}); break;
     case 1: with(ScheduleTraversal<BFC>{}); break;
     case 2: with(Interleaved{{dice.between(p, std::max(p, made.m))}}); break;
     case 3: with(ScheduleTraversal<DFC>{}); break;
+    case 4: with(SplitBackward<ScheduleTraversal<DFC>, WeightsPending>{{}, {dice.below(4)}}); break;
+    case 5:
+      made.v = 1;
+      with(ZeroBubbleH1{});
+      break;
+    case 6:
+      made.v = 1;
+      with(ZeroBubbleH2{});
+      break;
     default: made.v = 1; with(OneForwardOneBackward{});
   }
   return made;

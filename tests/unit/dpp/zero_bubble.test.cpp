@@ -300,9 +300,9 @@ TEST_CASE("dpp: a split parts no pair and keeps the placement of its base") {
 
 TEST_CASE("dpp: zero-bubble policies refuse what they cannot order, in words") {
   CHECK(refusal(ZeroBubbleH1{}, 0, 2, 4, 2) ==
-        "1F1B runs 1 chunk a rank, not v 2; use v 1, or ScheduleTraversal<DFC> for several chunks");
+        "1F1B runs 1 chunk a rank, not v 2; use v 1, or dfc for several chunks");
   CHECK(refusal(ZeroBubbleH2{}, 0, 2, 4, 3) ==
-        "eager 1F1B runs 1 chunk a rank, not v 3; use v 1, or ScheduleTraversal<DFC> for several "
+        "eager 1F1B runs 1 chunk a rank, not v 3; use v 1, or dfc for several "
         "chunks");
   CHECK(refusal(ZeroBubbleH1{}, 2, 2, 4, 1) == "rank 2 is outside 0..1");
   std::vector<Action> room(11);
