@@ -25,7 +25,7 @@ TEXT
 # installed in another way will do.
 BUILD_PACKAGES=(g++:g++ cmake:cmake ninja-build:ninja)
 TRAIN_PACKAGES=("${BUILD_PACKAGES[@]}" libcli11-dev nlohmann-json3-dev libxxhash-dev libopenblas-dev)
-PROGRAM_PACKAGES=("${TRAIN_PACKAGES[@]}" libopenmpi-dev openmpi-bin:mpirun zlib1g-dev)
+PROGRAM_PACKAGES=("${TRAIN_PACKAGES[@]}" libopenmpi-dev openmpi-bin:mpirun zlib1g-dev libprotozero-dev)
 TEST_PACKAGES=("${PROGRAM_PACKAGES[@]}" doctest-dev librange-v3-dev libbenchmark-dev python3:python3
                clang-format-14:clang-format binutils:objdump)
 

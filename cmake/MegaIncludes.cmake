@@ -9,12 +9,13 @@ set(MEGA_PROVIDERS
     "^cblas\\.h$" blas
     "^mpi\\.h$" mpi
     "^range/v3/" ranges
-    "^(cuda|cuda_runtime|cuda_runtime_api|cuda_bf16|cudaTypedefs|cublas_v2|cublasLt)\\.h$" cuda
+    "^(cuda|cuda_runtime|cuda_runtime_api|cuda_bf16|cuda_fp16|cudaTypedefs|cublas_v2|cublasLt)\\.h$" cuda
     "^cudnn(_graph)?\\.h$" cudnn
     "^nccl\\.h$" nccl
     "^CLI/" cli
     "^benchmark/" benchmark
-    "^zlib\\.h$" zlib)
+    "^(zlib\\.h$|protozero/)" scan
+    "^simdjson\\.h$" simdjson)
 
 # Components that only programs, tests and benchmarks use, never the library.
 macro(mega_find_build_component name)
@@ -29,10 +30,10 @@ macro(mega_find_build_component name)
       if(TARGET benchmark::benchmark)
         mega_define_component(benchmark benchmark::benchmark)
       endif()
-    elseif("${name}" STREQUAL "zlib")
-      find_package(ZLIB QUIET GLOBAL)
-      if(TARGET ZLIB::ZLIB)
-        mega_define_component(zlib ZLIB::ZLIB)
+    elseif("${name}" STREQUAL "simdjson")
+      mega_find_plain_package(mega::simdjson_library simdjson.h simdjson)
+      if(TARGET mega::simdjson_library)
+        mega_define_component(simdjson mega::simdjson_library)
       endif()
     elseif("${name}" STREQUAL "cupti")
       mega_find_component(cuda)

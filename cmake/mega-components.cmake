@@ -11,6 +11,8 @@
 # | blas      | nn/blas.hpp                      | libopenblas-dev, or another CBLAS   |
 # | mpi       | comm/mpi.hpp                     | libopenmpi-dev, openmpi-bin         |
 # | ranges    | ranges/                          | librange-v3-dev                     |
+# | scan      | scan/import.hpp, what reads and  | zlib1g-dev, libprotozero-dev        |
+# |           | writes files of traces           |                                     |
 # | cuda      | cuda/, nn/cublas*.hpp, all .cuh  | NVIDIA's CUDA toolkit               |
 # | cudnn     | nn/cudnn_attention.hpp           | NVIDIA's cuDNN 9                    |
 # | nccl      | comm/nccl.hpp                    | NVIDIA's NCCL                       |
@@ -18,7 +20,7 @@
 # cudnn and nccl define MEGA_WITH_CUDNN and MEGA_WITH_NCCL for what links them. CMAKE_PREFIX_PATH
 # may name where they are, such as the folders nvidia/cudnn and nvidia/nccl of Python packages.
 include_guard(GLOBAL)
-set(MEGA_COMPONENTS threads json ckpt blas mpi ranges cuda cudnn nccl)
+set(MEGA_COMPONENTS threads json ckpt blas mpi ranges scan cuda cudnn nccl)
 
 # mega::<name> is an imported target, so that nothing of this machine's paths is exported.
 function(mega_define_component name)
@@ -103,6 +105,12 @@ macro(mega_find_component name)
       mega_find_plain_package(mega::range_v3 range/v3/version.hpp)
       if(TARGET mega::range_v3)
         mega_define_component(ranges mega::range_v3)
+      endif()
+    elseif("${name}" STREQUAL "scan")
+      find_package(ZLIB QUIET GLOBAL)
+      mega_find_plain_package(mega::protozero protozero/pbf_writer.hpp)
+      if(TARGET ZLIB::ZLIB AND TARGET mega::protozero)
+        mega_define_component(scan ZLIB::ZLIB mega::protozero)
       endif()
     elseif("${name}" STREQUAL "cuda")
       find_package(CUDAToolkit QUIET GLOBAL)

@@ -15,13 +15,14 @@ from pathlib import Path
 # Outside of cuda/, headers without kernels that need NVIDIA's.
 VENDOR_HEADERS = ("comm/device_channel.hpp", "comm/nccl.hpp", "comm/nccl_process.hpp",
                   "nn/cublas.hpp", "nn/cublas_lt.hpp", "nn/cudnn_attention.hpp",
-                  "nn/detail/cudnn_graph.hpp")
+                  "nn/detail/cudnn_graph.hpp", "scan/cuda_recorder.hpp")
 
 # Headers that need a package, or that not every trainer needs: included by name, never by mega.hpp.
 OPT_IN = ("nn/blas.hpp", "nn/cublas.hpp", "nn/cublas_lt.hpp", "nn/cudnn_attention.hpp",
           "nn/detail/cudnn_graph.hpp", "comm/device_channel.hpp", "comm/mpi.hpp", "comm/nccl.hpp",
-          "comm/nccl_process.hpp", "comm/bootstrap.hpp", "data/jsonl.hpp", "ckpt/", "ranges/",
-          "scope/server.hpp", "cuda/", "host/host_async.hpp",
+          "comm/nccl_process.hpp", "comm/bootstrap.hpp", "comm/emulated_link.hpp",
+          "comm/control_channel.hpp", "comm/detail/", "train/share_algorithms.hpp",
+          "data/jsonl.hpp", "ckpt/", "ranges/", "scope/server.hpp", "cuda/", "host/host_async.hpp",
           # policies beyond interleaved 1F1B, and what adapts or relaxes an order
           "dpp/zero_bubble.hpp", "dpp/v_schedule.hpp", "dpp/dual_pipe_v.hpp", "dpp/adaptive.hpp",
           "dpp/look_ahead.hpp", "dpp/look_ahead_dispatch.hpp", "train/dial.hpp",
@@ -29,8 +30,7 @@ OPT_IN = ("nn/blas.hpp", "nn/cublas.hpp", "nn/cublas_lt.hpp", "nn/cudnn_attentio
           # what plans, draws and explains rather than trains
           "dpp/auto_schedule.hpp", "dpp/balance.hpp", "dpp/cluster_simulator.hpp", "dpp/csv.hpp",
           "dpp/layout.hpp", "dpp/metrics.hpp", "dpp/passes.hpp", "dpp/svg.hpp", "dpp/timeline.hpp",
-          "dpp/timeline_json.hpp", "dpp/transfer_order.hpp", "scan/trace.hpp", "scan/match.hpp",
-          "scan/align.hpp", "scan/wait_states.hpp")
+          "dpp/timeline_json.hpp", "dpp/transfer_order.hpp", "scan/")
 
 # Where modules meet: these may include every module; all others keep to core/ and concepts.hpp.
 MEETING_PLACES = ("train", "ranges")
@@ -47,7 +47,7 @@ VENDOR = re.compile(r"^(cuda|cublas|cudnn|cufile|curand|nccl|nvtx|nvToolsExt|coo
 DEVICE_ALGORITHMS = re.compile(r"^(cub|thrust)/")
 STANDARD = re.compile(r"^[a-z0-9_]+$")
 SYSTEM = re.compile(r"^(sys|netinet|arpa|linux|bits)/|^(unistd|fcntl|dirent|signal|poll|pthread|sched"
-                    r"|errno|string|stdio|stdlib|time|dlfcn|immintrin|x86intrin|math|limits|stdint"
+                    r"|errno|string|stdio|stdlib|time|dlfcn|immintrin|emmintrin|x86intrin|math|limits|stdint"
                     r"|inttypes|stddef|assert|ftw|glob|termios|getopt|malloc)\.h$")
 INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]")
 

@@ -166,6 +166,13 @@ struct Rank {
   bool missing = false;  ///< the job had it, but its dump is absent or empty: evidence in itself
 };
 
+/// How far a rank came in a group, as the rank's own runtime says; -1 where it does not.
+struct Progress {
+  TableIndex rank = none;   ///< into Trace::ranks
+  TableIndex group = none;  ///< into Trace::groups
+  std::int64_t last_enqueued = -1, last_started = -1, last_completed = -1;
+};
+
 /// What was wrong with the input, counted. None of it stops an import.
 struct Defects {
   std::int64_t negative_durations = 0;
@@ -173,7 +180,8 @@ struct Defects {
   std::int64_t duplicate_correlations = 0;
   std::int64_t kernels_without_launch = 0;
   std::int64_t dangling_flows = 0;
-  std::int64_t not_a_number = 0;  ///< NaN or infinity where a number belongs
+  std::int64_t not_a_number = 0;       ///< NaN or infinity where a number belongs
+  std::int64_t malformed_numbers = 0;  ///< "-5.-660", digits with a tail, beyond 64 bits
   std::int64_t bad_utf8 = 0;
   std::int64_t control_characters = 0;
   std::int64_t bad_escapes = 0;        ///< backslashes and quotes that JSON does not allow
@@ -246,6 +254,9 @@ struct Trace {
   std::vector<Rank> ranks;
   std::vector<Lane> lanes;
   std::vector<Group> groups;
+  std::vector<Progress> progress;       ///< of dumps that were written when a job hung
+  std::vector<TableIndex> outstanding;  ///< communications that never completed, as enqueued;
+                                        ///< their events end where they begin
   Defects defects;
   Completeness completeness;
   std::vector<std::string> notes;  ///< sentences for the user: what was guessed or passed over

@@ -1,0 +1,600 @@
+/// @file  A scanner of JSON as recorders really write it. It pulls: the caller asks for the next
+/// key or element and takes or skips its value, so that only what is wanted is looked at twice.
+///
+/// It reads on through NaN and infinity, control characters, unescaped quotes, backslashes and line
+/// breaks in strings, bad UTF-8, keys without their opening quote, missing and trailing commas, and
+/// a text that ends anywhere; what it met is counted in Defects. It never recurses and holds no
+/// more of the text than one record, of record_limit bytes at most.
+///
+/// A string is taken to end at a quote that is followed by what may follow a string. Once a string
+/// has shown one that is not, its end must also look right behind the comma.
+#pragma once
+#include <mega/scan/decimal.hpp>
+#include <mega/scan/input.hpp>
+#include <mega/scan/trace.hpp>
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace mega::inline v0::scan {
+
+/// The characters between a string's quotes, as they stand in the text.
+struct JsonText {
+  std::string_view raw;
+  bool plain = true;  ///< printable ASCII without escapes: raw is the string itself
+};
+
+namespace detail {
+
+/// First character of [at, end) that is a quote, a backslash, a control character or not ASCII.
+[[nodiscard]] inline const char* find_special(const char* at, const char* end) noexcept {
+#if defined(__SSE2__)
+  const __m128i quote = _mm_set1_epi8('"');
+  const __m128i backslash = _mm_set1_epi8('\\');
+  const __m128i space = _mm_set1_epi8(' ');
+  for (; end - at >= 16; at += 16) {
+    const __m128i text = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+    const __m128i marks =
+        _mm_or_si128(_mm_cmpeq_epi8(text, quote), _mm_cmpeq_epi8(text, backslash));
+    // Signed: bytes above 127 are below the space as well.
+    const int found = _mm_movemask_epi8(_mm_or_si128(marks, _mm_cmplt_epi8(text, space)));
+    if (found != 0) return at + std::countr_zero(static_cast<unsigned>(found));
+  }
+#else
+  // Eight at a time: a byte of `odd` has its top bit set if that character is one of them.
+  constexpr std::uint64_t ones = 0x0101010101010101U;
+  constexpr std::uint64_t tops = 0x8080808080808080U;
+  for (; end - at >= 8; at += 8) {
+    std::uint64_t text = 0;
+    std::memcpy(&text, at, sizeof text);
+    const std::uint64_t quote = text ^ ones * '"';
+    const std::uint64_t backslash = text ^ ones * '\\';
+    const std::uint64_t odd =
+        ((quote - ones) & ~quote) | ((backslash - ones) & ~backslash) | (text - ones * ' ') | text;
+    if ((odd & tops) != 0) break;  // exactly where: below
+  }
+#endif
+  for (; at != end; ++at) {
+    if (*at == '"' || *at == '\\' || static_cast<signed char>(*at) < ' ') return at;
+  }
+  return end;
+}
+
+/// First quote or bracket of [at, end).
+[[nodiscard]] inline const char* find_structure(const char* at, const char* end) noexcept {
+#if defined(__SSE2__)
+  const __m128i quote = _mm_set1_epi8('"');
+  const __m128i bit = _mm_set1_epi8(0x20);  // makes '[' and '{', ']' and '}' one
+  const __m128i open = _mm_set1_epi8('{');
+  const __m128i close = _mm_set1_epi8('}');
+  for (; end - at >= 16; at += 16) {
+    const __m128i text = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+    const __m128i folded = _mm_or_si128(text, bit);
+    const __m128i brackets =
+        _mm_or_si128(_mm_cmpeq_epi8(folded, open), _mm_cmpeq_epi8(folded, close));
+    const int found = _mm_movemask_epi8(_mm_or_si128(brackets, _mm_cmpeq_epi8(text, quote)));
+    if (found != 0) return at + std::countr_zero(static_cast<unsigned>(found));
+  }
+#endif
+  for (; at != end; ++at) {
+    const char c = *at;
+    if (c == '"' || c == '[' || c == ']' || c == '{' || c == '}') return at;
+  }
+  return end;
+}
+
+[[nodiscard]] constexpr bool is_space(char c) noexcept {
+  return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+/// Ends of numbers and literals, by character.
+inline constexpr auto ends_scalar = [] {
+  std::array<bool, 256> table{};
+  for (const unsigned char c : {',', '}', ']', ':', '"', '{', '[', ' ', '\n', '\t', '\r'})
+    table[c] = true;
+  return table;
+}();
+
+/// Length of the UTF-8 sequence at `at`; 0: it is none.
+[[nodiscard]] inline int utf8_length(const char* at, const char* end) noexcept {
+  const auto byte = [&](int i) { return static_cast<unsigned char>(at[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return 1;
+  const int length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4 || end - at < length) return 0;
+  for (int i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0U) != 0x80) return 0;
+  }
+  const unsigned char second = byte(1);  // overlong forms, surrogates, beyond U+10FFFF
+  if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F)) return 0;
+  if ((lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) return 0;
+  return length;
+}
+
+[[nodiscard]] inline int hex_value(char c) noexcept {
+  if (is_digit(c)) return c - '0';
+  const char lower = static_cast<char>(c | 0x20);
+  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
+}
+
+/// The code unit of "\uXXXX" at `at`; -1: it is none.
+[[nodiscard]] inline int escaped_unit(const char* at, const char* end) noexcept {
+  if (end - at < 6 || at[0] != '\\' || at[1] != 'u') return -1;
+  int unit = 0;
+  for (int i = 2; i < 6; ++i) {
+    const int digit = hex_value(at[i]);
+    if (digit < 0) return -1;
+    unit = unit * 16 + digit;
+  }
+  return unit;
+}
+
+inline void append_utf8(std::string& out, std::uint32_t code) {
+  const auto put = [&](std::uint32_t byte) { out += static_cast<char>(byte); };
+  if (code < 0x80) return put(code);
+  if (code < 0x800) {
+    put(0xC0U | code >> 6U);
+  } else {
+    if (code < 0x10000) {
+      put(0xE0U | code >> 12U);
+    } else {
+      put(0xF0U | code >> 18U);
+      put(0x80U | (code >> 12U & 0x3FU));
+    }
+    put(0x80U | (code >> 6U & 0x3FU));
+  }
+  put(0x80U | (code & 0x3FU));
+}
+
+}  // namespace detail
+
+/// The string that `text` spells: escapes resolved, what is no UTF-8 as U+FFFD. Backslashes that
+/// begin no escape stand for themselves. @return raw itself, or a view into `scratch`
+inline std::string_view unescape(const JsonText& text, std::string& scratch) {
+  if (text.plain) return text.raw;
+  constexpr std::uint32_t replacement = 0xFFFD;
+  scratch.clear();
+  const char* at = text.raw.data();
+  const char* const end = at + text.raw.size();
+  while (at != end) {
+    if (*at != '\\') {
+      const int length = detail::utf8_length(at, end);
+      if (length == 0) {
+        detail::append_utf8(scratch, replacement);
+        ++at;
+      } else {
+        scratch.append(at, static_cast<std::size_t>(length));
+        at += length;
+      }
+      continue;
+    }
+    if (const int unit = detail::escaped_unit(at, end); unit >= 0) {
+      at += 6;
+      auto code = static_cast<std::uint32_t>(unit);
+      if (unit >= 0xD800 && unit < 0xE000) {
+        const int low = unit < 0xDC00 ? detail::escaped_unit(at, end) : -1;
+        const bool paired = low >= 0xDC00 && low < 0xE000;
+        code = paired ? 0x10000U + ((code - 0xD800U) << 10U) + static_cast<std::uint32_t>(low) -
+                            0xDC00U
+                      : replacement;
+        at += paired ? 6 : 0;
+      }
+      detail::append_utf8(scratch, code);
+      continue;
+    }
+    constexpr std::string_view letters = "\"\\/bfnrt";
+    constexpr std::string_view meanings = "\"\\/\b\f\n\r\t";
+    const std::size_t which = at + 1 == end ? letters.npos : letters.find(at[1]);
+    scratch += which == letters.npos ? '\\' : meanings[which];
+    at += which == letters.npos ? 1 : 2;
+  }
+  return scratch;
+}
+
+/// See the top of this file.
+class JsonScanner {
+ public:
+  enum class Kind : std::uint8_t { object, array, text, scalar, end };
+
+  /// A longer record is passed over and counted as malformed.
+  static constexpr std::size_t record_limit = std::size_t{1} << 18U;
+
+  /// @pre both outlive the scanner
+  JsonScanner(Source& source, Defects& defects) : source_(source), defects_(defects) {
+    start_record();
+  }
+
+  /// Ends the life of every view given before, and makes the next record_limit bytes readable.
+  void start_record() {
+    if (at_ != nullptr) source_.consume(static_cast<std::size_t>(at_ - begin_));
+    broken_ = false;
+    if (!last_ || at_ == nullptr) last_ = source_.look(record_limit).size() < record_limit;
+    const std::string_view text = source_.at_hand();
+    at_ = begin_ = text.data();
+    end_ = at_ + text.size();
+  }
+
+  /// True if the text between start_record() and here cannot be trusted: brackets that do not
+  /// match, or characters that belong nowhere.
+  [[nodiscard]] bool broken() const noexcept { return broken_; }
+  /// True if the text has ended where more was due.
+  [[nodiscard]] bool cut() const noexcept { return cut_; }
+  /// True if the record did not end within record_limit.
+  [[nodiscard]] bool too_long() const noexcept { return cut_ && !last_; }
+
+  /// What comes next, behind white space.
+  [[nodiscard]] Kind kind() noexcept {
+    pass_space();
+    if (at_ == end_) return Kind::end;
+    switch (*at_) {
+      case '{': return Kind::object;
+      case '[': return Kind::array;
+      case '"': return Kind::text;
+      default: return Kind::scalar;
+    }
+  }
+
+  /// Enters the object or array that kind() has announced.
+  void enter() noexcept { ++at_; }
+
+  /// Next key of the object that was entered, and its colon.
+  /// @return false: the object has ended, or the text has
+  bool next_key(JsonText& key) {
+    for (;;) {
+      pass_space();
+      if (at_ == end_) return end_of_text();
+      const char c = *at_;
+      if (c == '"') {
+        take_string(key, Place::key);
+        break;
+      }
+      if (c == ',') {
+        ++at_;
+      } else if (c == '}') {
+        ++at_;
+        return false;
+      } else if (c == '{' || c == '[' || c == ']') {
+        broken_ = true;  // the caller decides where to go on
+        return false;
+      } else if (take_bare_key(key)) {
+        break;
+      } else {
+        broken_ = true;
+        ++at_;
+      }
+    }
+    pass_space();
+    if (at_ == end_) return end_of_text();
+    if (*at_ == ':') {
+      ++at_;
+    } else {
+      broken_ = true;
+    }
+    return true;
+  }
+
+  /// Moves to the next element of the array that was entered.
+  /// @return false: the array has ended, or the text has
+  bool next_element() {
+    for (;;) {
+      pass_space();
+      if (at_ == end_) return end_of_text();
+      if (*at_ == ']') {
+        ++at_;
+        return false;
+      }
+      if (*at_ == '}' || *at_ == ':') broken_ = true;
+      if (*at_ != ',' && *at_ != '}' && *at_ != ':') return true;
+      ++at_;
+    }
+  }
+
+  /// The string that kind() has announced. @param in_array it is an element, not an object's value
+  [[nodiscard]] JsonText text(bool in_array = false) {
+    pass_space();
+    JsonText out;
+    take_string(out, in_array ? Place::element : Place::value);
+    return out;
+  }
+
+  /// Number, literal or anything else without quotes and brackets, as it stands.
+  [[nodiscard]] std::string_view scalar() noexcept {
+    pass_space();
+    const char* const from = at_;
+    while (at_ != end_ && !detail::ends_scalar[static_cast<unsigned char>(*at_)]) ++at_;
+    if (at_ == end_ && !last_) cut_ = true;
+    if (at_ == from && at_ != end_) {  // no value at all
+      broken_ = true;
+      if (*at_ == '"' || *at_ == ':') ++at_;
+    }
+    return {from, static_cast<std::size_t>(at_ - from)};
+  }
+
+  /// A string's or a scalar's characters; of an object or array nothing, and it is passed over.
+  [[nodiscard]] std::string_view token() {
+    switch (kind()) {
+      case Kind::text: return text().raw;
+      case Kind::scalar: return scalar();
+      default: skip(); return {};
+    }
+  }
+
+  /// A number, quoted or not, times 10^scale. @return false: there is none
+  bool number(std::int64_t& out, int scale = 0) {
+    const std::string_view spelled = token();
+    const Decimal decimal = parse_decimal(spelled, scale);
+    if (decimal.fault == DecimalFault::no_fault) [[likely]] {
+      out = decimal.value;
+      return true;
+    }
+    if (decimal.fault == DecimalFault::not_a_number) {
+      ++defects_.not_a_number;
+      return false;
+    }
+    if (spelled.empty() || spelled == "null" || spelled == "true" || spelled == "false")
+      return false;
+    ++defects_.malformed_numbers;
+    out = decimal.value;
+    return decimal.fault == DecimalFault::overflow || decimal.value != 0;
+  }
+
+  /// Passes over the next value, whatever it is. Within the record.
+  void skip(bool in_array = false) {
+    switch (kind()) {
+      case Kind::text: (void)text(in_array); break;
+      case Kind::scalar: {
+        const std::string_view spelled = scalar();
+        if (!spelled.empty() && !detail::is_digit(spelled[0])) count_no_number(spelled);
+        break;
+      }
+      case Kind::end: (void)end_of_text(); break;
+      default: skip_nested(); break;
+    }
+  }
+
+  /// Passes over the next value of any length, in bounded memory; starts a new record behind it.
+  void skip_long() {
+    start_record();
+    const Kind what = kind();
+    if (what != Kind::object && what != Kind::array) {
+      skip();
+      if (!too_long()) return start_record();
+    }
+    cut_ = false;
+    pass_over(0);
+  }
+
+  /// Gives up the record that began at start_record(): passes over all of it if it was too long or
+  /// goes on where it broke. @pre the record is an object
+  void give_up_record() {
+    ++defects_.malformed_records;
+    if (too_long()) {
+      cut_ = false;
+      at_ = begin_;
+      pass_over(0);
+    }
+  }
+
+ private:
+  enum class Place : std::uint8_t { key, value, element, anywhere };
+
+  void pass_space() noexcept {
+    while (at_ != end_ && detail::is_space(*at_)) ++at_;
+  }
+  bool end_of_text() noexcept {
+    cut_ = true;
+    return false;
+  }
+
+  void count_no_number(std::string_view spelled) {
+    if (parse_decimal(spelled).fault == DecimalFault::not_a_number) ++defects_.not_a_number;
+  }
+
+  /// @pre *at_ is a quote
+  void take_string(JsonText& out, Place place) {
+    const char* const from = at_ + 1;
+    const char* const quote = detail::find_special(from, end_);
+    if (quote != end_ && *quote == '"' && may_end(quote, place)) [[likely]] {
+      out = {{from, static_cast<std::size_t>(quote - from)}, true};
+      at_ = quote + 1;
+      return;
+    }
+    take_odd_string(out, place);
+  }
+
+  /// Whether the quote is followed by what may follow a string.
+  [[nodiscard]] bool may_end(const char* quote, Place place) const noexcept {
+    const char* next = quote + 1;
+    while (next != end_ && detail::is_space(*next)) ++next;
+    if (next == end_) return true;
+    const bool ends_value = *next == ',' || *next == '}' || *next == ']';
+    const bool ends_key = *next == ':';
+    return (ends_value && place != Place::key) ||
+           (ends_key && (place == Place::key || place == Place::anywhere));
+  }
+
+  /// Whether the text around the quote looks like the end of a value even if quotes are unreliable.
+  [[nodiscard]] bool surely_ends(const char* quote, Place place) const noexcept {
+    if (!may_end(quote, place)) return false;
+    if (place == Place::key) return true;
+    const char* next = pass(quote + 1);
+    if (next == end_) return true;
+    const char mark = *next;
+    if (mark == ':') return true;
+    next = pass(next + 1);
+    if (next == end_ || *next == '}' || *next == ']') return true;
+    if (mark != ',') return *next == ',' || *next == '{';
+    return place != Place::value || looks_like_key(next);
+  }
+  [[nodiscard]] const char* pass(const char* at) const noexcept {
+    while (at != end_ && detail::is_space(*at)) ++at;
+    return at;
+  }
+  /// A short word, with or without its opening quote, a quote and a colon.
+  [[nodiscard]] bool looks_like_key(const char* at) const noexcept {
+    if (at != end_ && *at == '"') ++at;
+    const char* const from = at;
+    while (at != end_ && at - from < 64 && (detail::is_digit(*at) || is_letter(*at) || *at == ' '))
+      ++at;
+    if (at == from || at == end_ || *at != '"') return false;
+    at = pass(at + 1);
+    return at != end_ && *at == ':';
+  }
+  [[nodiscard]] static bool is_letter(char c) noexcept {
+    const char lower = static_cast<char>(c | 0x20);
+    return (lower >= 'a' && lower <= 'z') || c == '_';
+  }
+
+  /// A string with escapes, bytes beyond ASCII, or quotes that do not end it.
+  void take_odd_string(JsonText& out, Place place) {
+    const char* const from = at_ + 1;
+    const char* escaped_quote = nullptr;  // one that might have been the end
+    bool doubtful = false;
+    const auto finish = [&](const char* last, const char* next) {
+      out = {{from, static_cast<std::size_t>(last - from)}, false};
+      at_ = next;
+    };
+    for (const char* at = from;;) {
+      at = detail::find_special(at, end_);
+      if (at == end_) {
+        cut_ = true;
+        return finish(end_, end_);
+      }
+      const char c = *at;
+      if (c == '"') {
+        if (doubtful ? surely_ends(at, place) : may_end(at, place)) return finish(at, at + 1);
+        ++defects_.bad_escapes;
+        doubtful = true;
+        ++at;
+      } else if (c == '\\') {
+        const bool unit = detail::escaped_unit(at, end_) >= 0;
+        const bool known =
+            at + 1 != end_ && std::string_view("\"\\/bfnrt").find(at[1]) != std::string_view::npos;
+        if (known && at[1] == '"' && surely_ends(at + 1, place)) escaped_quote = at + 1;
+        if (!unit && !known) ++defects_.bad_escapes;
+        at += unit ? 6 : known ? 2 : 1;
+      } else if (static_cast<signed char>(c) >= 0) {  // a control character
+        const char* const next = pass(at);
+        if (c == '\n' && (next == end_ || *next == '}' || looks_like_key(next))) {
+          // The next line goes on with the object: the string's end was lost before.
+          ++defects_.bad_escapes;
+          if (escaped_quote != nullptr) return finish(escaped_quote, escaped_quote + 1);
+          return finish(at, at);
+        }
+        ++defects_.control_characters;
+        ++at;
+      } else {
+        const int length = detail::utf8_length(at, end_);
+        if (length == 0) ++defects_.bad_utf8;
+        at += length == 0 ? 1 : length;
+      }
+    }
+  }
+
+  /// `tid": 7` and `tid: 7`.
+  bool take_bare_key(JsonText& key) {
+    const char* at = at_;
+    while (at != end_ && (is_letter(*at) || detail::is_digit(*at))) ++at;
+    if (at == at_ || at == end_) return false;
+    const char* const last = at;
+    if (*at == '"') ++at;
+    const char* const colon = pass(at);
+    if (colon == end_ || *colon != ':') return false;
+    key = {{at_, static_cast<std::size_t>(last - at_)}, true};
+    at_ = at;
+    ++defects_.bad_escapes;
+    return true;
+  }
+
+  /// @pre *at_ opens an object or array
+  void skip_nested() {
+    std::int64_t depth = 0;
+    JsonText ignored;
+    do {
+      at_ = detail::find_structure(at_, end_);
+      if (at_ == end_) {
+        cut_ = true;
+        return;
+      }
+      if (*at_ == '"') {
+        take_nested_string(ignored);
+        continue;
+      }
+      depth += *at_ == '{' || *at_ == '[' ? 1 : -1;
+      ++at_;
+    } while (depth > 0);
+  }
+
+  /// A string whose place is not tracked: a key or a value of any depth.
+  void take_nested_string(JsonText& out) {
+    const char* const from = at_ + 1;
+    const char* const quote = detail::find_special(from, end_);
+    if (quote != end_ && *quote == '"') [[likely]] {
+      const char* const next = pass(quote + 1);
+      if (next == end_ || *next == ',' || *next == ']' || *next == '}' || *next == ':') {
+        at_ = quote + 1;
+        return;
+      }
+    }
+    take_odd_string(out, Place::anywhere);
+  }
+
+  /// Passes over one value whose inside is not looked at, window by window.
+  void pass_over(std::int64_t depth) {
+    bool in_string = false, escaped = false;
+    for (;;) {
+      for (; at_ != end_; ++at_) {
+        const char c = *at_;
+        if (in_string) {
+          if (escaped) {
+            escaped = false;
+          } else if (c == '\\') {
+            escaped = true;
+          } else if (c == '"') {
+            in_string = false;
+          }
+          if (in_string || depth > 0) continue;
+        } else if (c == '"') {
+          in_string = true;
+          continue;
+        } else if (c == '{' || c == '[') {
+          ++depth;
+          continue;
+        } else if (c == '}' || c == ']') {
+          --depth;
+        } else {
+          continue;
+        }
+        if (depth > 0) continue;
+        ++at_;
+        return start_record();
+      }
+      const bool ended = last_;
+      start_record();
+      if (ended) {
+        cut_ = true;
+        return;
+      }
+    }
+  }
+
+  Source& source_;
+  Defects& defects_;
+  const char* begin_ = nullptr;
+  const char* at_ = nullptr;
+  const char* end_ = nullptr;
+  bool last_ = false;  // the source has no byte beyond end_
+  bool broken_ = false;
+  bool cut_ = false;
+};
+
+}  // namespace mega::inline v0::scan
