@@ -8,7 +8,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -44,6 +46,18 @@ namespace mega_test {
 struct Nothing {
   __device__ void operator()(Index) const {}
 };
+/// *out = 0 + 1 + ... + (words - 1), by way of that much dynamic shared memory.
+template <int>
+MEGA_KERNEL void sum_through_shared(std::int64_t* out, int words) {
+  extern __shared__ int words_of_block[];
+  for (int i = static_cast<int>(threadIdx.x); i < words; i += static_cast<int>(blockDim.x))
+    words_of_block[i] = i;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  std::int64_t sum = 0;
+  for (int i = 0; i < words; ++i) sum += words_of_block[i];
+  *out = sum;
+}
 }  // namespace mega_test
 using mega_test::Nothing;
 
@@ -167,4 +181,65 @@ TEST_CASE("gpu self: channels keep order and reuse their slots") {
   CHECK_THROWS_WITH_AS(receiver.complete(in), doctest::Contains("message 13 was not sent"),
                        mega::Error);
   CHECK_THROWS_AS((void)comm.open_sender(1, 3), mega::Error);
+}
+
+TEST_CASE("gpu device: shared memory beyond 48 KiB is granted once and never taken back") {
+  const mega::Cuda device;
+  constexpr std::size_t less = std::size_t{60} << 10, more = std::size_t{90} << 10;
+  const auto kernel = mega_test::sum_through_shared<0>;
+  const auto launch = [&](Stream& stream, const Memory& out, std::size_t bytes) {
+    mega::cuda::detail::launch(stream, "sum_through_shared", kernel, 1, 64, bytes,
+                               reinterpret_cast<std::int64_t*>(out.data()),
+                               static_cast<int>(bytes / sizeof(int)));
+  };
+  const auto sum_of = [](std::size_t bytes) {
+    const auto words = static_cast<std::int64_t>(bytes / sizeof(int));
+    return words * (words - 1) / 2;
+  };
+  const auto granted = [&] {
+    cudaFuncAttributes attributes{};
+    REQUIRE(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)) ==
+            cudaSuccess);
+    return static_cast<std::size_t>(attributes.maxDynamicSharedSizeBytes);
+  };
+  Stream stream;
+  const Memory out = device.allocate(sizeof(std::int64_t));
+  for (const std::size_t bytes : {std::size_t{4096}, less, more, less}) {
+    launch(stream, out, bytes);
+    CHECK(read(stream, out).front() == sum_of(bytes));
+  }
+  CHECK(granted() == more);
+
+  // What the device does not have is refused by name, and the next launch is not blamed for it.
+  int most = 0;
+  REQUIRE(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                 device.ordinal()) == cudaSuccess);
+  CHECK_THROWS_WITH_AS(launch(stream, out, static_cast<std::size_t>(most) + 1024),
+                       doctest::Contains("sum_through_shared failed with"), mega::Error);
+  launch(stream, out, less);
+  CHECK(read(stream, out).front() == sum_of(less));
+
+  // Threads that want unlike amounts of another kernel do not take each other's.
+  std::vector<int> wrong(4);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < wrong.size(); ++t) {
+    threads.emplace_back([&, t] {
+      try {
+        const mega::Cuda same_device(device.ordinal());
+        Stream own;
+        const Memory sum = same_device.allocate(sizeof(std::int64_t));
+        const std::size_t bytes = t % 2 == 0 ? less : more;
+        for (int i = 0; i < 100; ++i) {
+          mega::cuda::detail::launch(own, "sum_through_shared", mega_test::sum_through_shared<1>, 1,
+                                     64, bytes, reinterpret_cast<std::int64_t*>(sum.data()),
+                                     static_cast<int>(bytes / sizeof(int)));
+          if (read(own, sum).front() != sum_of(bytes)) ++wrong[t];
+        }
+      } catch (const std::exception&) {
+        wrong[t] = -1;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == std::vector<int>(4, 0));
 }

@@ -43,7 +43,16 @@ enum class Operation : std::uint8_t {
   return reduce == Reduce::sum ? "sum" : "max";
 }
 
-enum class ElementType : std::uint8_t { none, float32, float64, bfloat16, int32, int64, byte };
+enum class ElementType : std::uint8_t {
+  none,
+  float32,
+  float64,
+  bfloat16,
+  float16,
+  int32,
+  int64,
+  byte
+};
 
 [[nodiscard]] constexpr std::string_view to_string(ElementType type) noexcept {
   switch (type) {
@@ -51,6 +60,7 @@ enum class ElementType : std::uint8_t { none, float32, float64, bfloat16, int32,
     case ElementType::float32: return "float";
     case ElementType::float64: return "double";
     case ElementType::bfloat16: return "bfloat16";
+    case ElementType::float16: return "float16";
     case ElementType::int32: return "int32";
     case ElementType::int64: return "int64";
     case ElementType::byte: return "byte";
@@ -63,6 +73,7 @@ template <element T>
   if constexpr (std::same_as<T, float>) return ElementType::float32;
   if constexpr (std::same_as<T, double>) return ElementType::float64;
   if constexpr (std::same_as<T, Bfloat16>) return ElementType::bfloat16;
+  if constexpr (std::same_as<T, Float16>) return ElementType::float16;
   if constexpr (std::same_as<T, std::int32_t>) return ElementType::int32;
   if constexpr (std::same_as<T, std::int64_t>) return ElementType::int64;
   return ElementType::byte;
@@ -72,7 +83,8 @@ template <element T>
   switch (type) {
     case ElementType::none: return 0;
     case ElementType::byte: return 1;
-    case ElementType::bfloat16: return 2;
+    case ElementType::bfloat16:
+    case ElementType::float16: return 2;
     case ElementType::float32:
     case ElementType::int32: return 4;
     case ElementType::float64:

@@ -32,12 +32,10 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <numeric>
+#include <span>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 namespace mega::inline v0::cuda {
 
@@ -339,6 +337,8 @@ class DeviceThreadComm {
   [[nodiscard]] int size() const noexcept { return group_->members().size(); }
   /// This rank's number in the whole run, the one that messages use.
   [[nodiscard]] int global_rank() const { return group_->roster().global(rank_); }
+  /// Global ranks of the members, in their order here.
+  [[nodiscard]] std::span<const int> members() const noexcept { return group_->roster().members(); }
   [[nodiscard]] std::string name() const { return group_->roster().name(); }
   /// Names the communicator in messages, for all its ranks.
   void set_name(std::string name) { group_->roster().set_name(std::move(name)); }
@@ -461,29 +461,12 @@ void run_device_threads(int ranks, const F& f, DeviceThreadOptions options = {})
                     " ranks, not ", ranks);
   });
   const auto world = std::make_shared<World>(options.deadline);
-  std::vector<int> members(static_cast<std::size_t>(ranks));
-  std::iota(members.begin(), members.end(), 0);
-  const auto group = std::make_shared<detail::Group>(world, std::move(members), "world");
-  const auto run_rank = [&](int rank) {
-    try {
-      const cuda::Device device(options.device);
-      DeviceThreadComm comm(group, rank);
-      f(comm);
-    } catch (...) {
-      world->fail(rank, std::current_exception());
-    }
-  };
-  std::vector<std::thread> threads;
-  threads.reserve(static_cast<std::size_t>(ranks));
-  for (int rank = 0; rank < ranks; ++rank) {
-    try {
-      threads.emplace_back(run_rank, rank);
-    } catch (...) {
-      world->fail(rank, std::current_exception());
-      break;
-    }
-  }
-  for (std::thread& thread : threads) thread.join();
+  const auto group = detail::group_of_all(world, ranks);
+  detail::run_ranks(*world, ranks, [&](int rank) {
+    const cuda::Device device(options.device);
+    DeviceThreadComm comm(group, rank);
+    f(comm);
+  });
   world->rethrow_cause();
 }
 

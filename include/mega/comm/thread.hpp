@@ -270,6 +270,8 @@ class ThreadComm {
   [[nodiscard]] int size() const noexcept { return group_->size(); }
   /// This rank's number in the whole run, the one that messages use.
   [[nodiscard]] int global_rank() const { return group_->roster().global(rank_); }
+  /// Global ranks of the members, in their order here.
+  [[nodiscard]] std::span<const int> members() const noexcept { return group_->roster().members(); }
   [[nodiscard]] std::string name() const { return group_->roster().name(); }
   /// Names the communicator in messages, for all its ranks.
   void set_name(std::string name) { group_->roster().set_name(std::move(name)); }
@@ -391,6 +393,41 @@ class ThreadComm {
 static_assert(communicator<ThreadComm, host::Stream>);
 static_assert(has_channel_queries<ThreadComm, host::Stream>);
 
+namespace detail {
+
+/// What all ranks of a run share, where they are threads.
+[[nodiscard]] inline std::shared_ptr<Group> group_of_all(std::shared_ptr<World> world, int ranks) {
+  std::vector<int> members(static_cast<std::size_t>(ranks));
+  std::iota(members.begin(), members.end(), 0);
+  return std::make_shared<Group>(std::move(world), std::move(members), "world");
+}
+
+/// Runs body(rank) on `ranks` threads, one a rank, and returns when all have ended. What one of
+/// them throws, and a thread that cannot be started, fails the world.
+template <std::invocable<int> Body>
+void run_ranks(World& world, int ranks, const Body& body) {
+  const auto run_rank = [&](int rank) {
+    try {
+      body(rank);
+    } catch (...) {
+      world.fail(rank, std::current_exception());
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
+    try {
+      threads.emplace_back(run_rank, rank);
+    } catch (...) {
+      world.fail(rank, std::current_exception());
+      break;
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace detail
+
 struct ThreadOptions {
   Seconds deadline = default_deadline;  ///< longest wait of a rank for another
 };
@@ -403,28 +440,11 @@ void run_threads(int ranks, const F& f, ThreadOptions options = {}) {
   expects(ranks >= 1, ErrorCode::usage,
           [&] { return sentence("a run needs at least 1 rank, not ", ranks); });
   const auto world = std::make_shared<World>(options.deadline);
-  std::vector<int> members(static_cast<std::size_t>(ranks));
-  std::iota(members.begin(), members.end(), 0);
-  const auto group = std::make_shared<detail::Group>(world, std::move(members), "world");
-  const auto run_rank = [&](int rank) {
-    try {
-      ThreadComm comm(group, rank);
-      f(comm);
-    } catch (...) {
-      world->fail(rank, std::current_exception());
-    }
-  };
-  std::vector<std::thread> threads;
-  threads.reserve(static_cast<std::size_t>(ranks));
-  for (int rank = 0; rank < ranks; ++rank) {
-    try {
-      threads.emplace_back(run_rank, rank);
-    } catch (...) {
-      world->fail(rank, std::current_exception());
-      break;
-    }
-  }
-  for (std::thread& thread : threads) thread.join();
+  const auto group = detail::group_of_all(world, ranks);
+  detail::run_ranks(*world, ranks, [&](int rank) {
+    ThreadComm comm(group, rank);
+    f(comm);
+  });
   world->rethrow_cause();
 }
 

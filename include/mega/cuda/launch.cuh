@@ -5,9 +5,14 @@
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/stream.hpp>
 
+#include <cuda_runtime.h>
+
 #include <algorithm>
 #include <cstddef>
+#include <map>
+#include <mutex>
 #include <string_view>
+#include <unordered_map>
 
 /// Every kernel of the library. A kernel is a template, since nvcc ignores `inline` on kernels, and
 /// hidden, so that two shared libraries built for different architectures never run each other's.
@@ -35,19 +40,50 @@ inline constexpr int warp_threads = 32;
   return static_cast<unsigned>(std::min<Index>(n, 65535));
 }
 
-/// Queues a kernel; an empty grid is nothing to do.
+/// Dynamic shared memory that each kernel of this library was granted on one device, beyond what
+/// every kernel has. Asked for at the first launch of a kernel there, and again only where a launch
+/// wants more than any before it: never less, so that no launch of one thread is refused because
+/// another thread launched the same kernel with less in between. Each device has its own, since a
+/// thread may be held while code is loaded for its GPU, which must not hold those of other GPUs.
+class __attribute__((visibility("hidden"))) SharedMemoryGrants {
+ public:
+  static constexpr std::size_t everyone = std::size_t{48} << 10;
+
+  [[nodiscard]] static SharedMemoryGrants& of_device(int device) {
+    static std::mutex mutex;
+    static std::map<int, SharedMemoryGrants> all;
+    const std::lock_guard lock(mutex);
+    return all[device];
+  }
+
+  /// @pre  the device is current   @throws  Error(device) naming `op` where it has not so much
+  void ensure(const void* kernel, std::size_t bytes, std::string_view op) {
+    const std::lock_guard lock(mutex_);
+    std::size_t& granted = granted_.try_emplace(kernel, everyone).first->second;
+    if (bytes <= granted) return;
+    const cudaError_t status = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (status != cudaSuccess) (void)cudaGetLastError();  // the next launch would be blamed
+    check(status, op);
+    granted = bytes;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<const void*, std::size_t> granted_;
+};
+
+/// Queues a kernel; an empty grid is nothing to do. Any thread may launch any kernel.
 /// @throws  Error(device) naming `op` where CUDA refuses the launch
 template <class... Parameters, class... Arguments>
 void launch(Stream& stream, std::string_view op, void (*kernel)(Parameters...), dim3 grid,
             dim3 block, std::size_t shared_bytes, Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  // More than this must be asked for.
-  constexpr std::size_t granted = std::size_t{48} << 10;
-  if (shared_bytes > granted) {
-    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                               cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shared_bytes)),
-          op);
+  if (shared_bytes > SharedMemoryGrants::everyone) {
+    int device = 0;
+    check(cudaGetDevice(&device), op);
+    SharedMemoryGrants::of_device(device).ensure(reinterpret_cast<const void*>(kernel),
+                                                 shared_bytes, op);
   }
   kernel<<<grid, block, shared_bytes, stream.native()>>>(arguments...);
   check(cudaGetLastError(), op);

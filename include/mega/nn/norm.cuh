@@ -1,7 +1,7 @@
 /// @file  Layer normalisation and root-mean-square normalisation of rows, on a GPU. The host twins
 /// in nn/norm.hpp say what each operation does.
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/launch.cuh>
@@ -129,9 +129,6 @@ struct __attribute__((visibility("hidden"))) NormRingMemory {
     constexpr std::size_t stage = NormRing<Shape, T>::stage_bytes;
     depth = std::clamp(static_cast<int>(room / stage), 2, Shape::depth);
     bytes = static_cast<std::size_t>(depth) * stage;
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(bytes)),
-          what);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared),
           what);
@@ -311,7 +308,7 @@ void layer_norm_backward_weight(Stream& stream, Vector<float> dweight, Vector<fl
 /// dx = dy + gradient of the norm's input; dweight, dbias and, unless it is empty, dbranch_bias +=,
 /// the last one column sums of dx as stored: the gradient of the bias of the branch that x ends
 /// with. dy may be empty: then dx is the gradient alone. dx may be dy or dout.
-/// @cost  2 launches and one pass over memory for rows of at most 8192 elements in Bfloat16, 4096
+/// @cost  2 launches and one pass over memory for rows of at most 8192 elements of 16 bits, 4096
 ///        in float or where rows are no multiples of 16 bytes
 /// @determinism  run to run; the order of the sums depends on the shape alone
 template <storage T>

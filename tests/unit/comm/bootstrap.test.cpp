@@ -1,6 +1,8 @@
 // Bootstrap: identities from launchers' environments, and runs of threads and processes on
 // 127.0.0.1 with strangers, absent ranks, and ranks that are killed or stopped.
 #include <mega/comm/bootstrap.hpp>
+#include <mega/comm/control_channel.hpp>
+#include <mega/comm/world.hpp>
 #include <mega/core/error.hpp>
 
 #include <arpa/inet.h>

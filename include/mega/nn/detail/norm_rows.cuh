@@ -1,7 +1,7 @@
 /// @file  The arithmetic of a row's normalisation on a GPU, centred (layer norm) or not (root mean
 /// square): forward with or without a branch to add, and backward.
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/pack.cuh>
@@ -321,6 +321,14 @@ using NormRing = RowRing<Shape, Shape::depth, 3, T>;
 
 /// dx, and partial[block][q][c] = column sums over the rows of a block, in one pass over rows of
 /// packs that a ring brings. A thread keeps to its columns.
+///
+/// Free of races: in the ring a thread reads only what it copied itself. In group_reduce() a group
+/// has memory of its own, two halves of it in turn, and the barrier of the turn between stands
+/// before a half is written again. So until its last row a group shares nothing with another and
+/// keeps no step with it. The groups' sums go where the ring was behind a barrier of the block,
+/// which each thread passes when it has read its last row and its last copy is complete. Each group
+/// passes as many barriers as any other, also one without a row in the block's last turn, so that
+/// who counts barriers, as compute-sanitizer's racecheck does, finds the groups in step at the end.
 template <class Shape, bool Centred, bool Branch, storage T>
 MEGA_KERNEL void __launch_bounds__(Shape::threads, Shape::blocks)
     norm_backward_ring(NormBackward<T> op, float* partial, int depth) {
@@ -345,8 +353,8 @@ MEGA_KERNEL void __launch_bounds__(Shape::threads, Shape::blocks)
     next_s = load_early(op.rstd + r);
   };
   load_statistics(Shape::first_row());
-  int turn = 0;
-  for (Index r = Shape::first_row(); r < op.rows; r += Shape::row_step(), ++turn) {
+  Index r = Shape::first_row();
+  for (int turn = 0; r < op.rows; r += Shape::row_step(), ++turn) {
     const float m = next_m, s = next_s;
     load_statistics(r + Shape::row_step());
     ring.begin();
@@ -413,6 +421,8 @@ MEGA_KERNEL void __launch_bounds__(Shape::threads, Shape::blocks)
     // The groups' sums meet where the ring was.
     constexpr int width = packs * Shape::row_threads * W;
     static_assert(sizeof(float) * Shape::groups * width <= 2 * Ring::stage_bytes);
+    if constexpr (Shape::warps > 1)
+      if (Shape::block_row(r) < op.rows) group_barrier<Shape>();  // in place of group_reduce()'s
     wait_async_copies();
     auto* const tile = reinterpret_cast<float*>(norm_ring);
     const Index own = static_cast<Index>(threadIdx.y) * Shape::row_threads + threadIdx.x;

@@ -1,7 +1,7 @@
 /// @file  Groups of warps that each work through rows of matrices, with the next rows on their way
 /// from memory meanwhile: in registers, or in shared memory.
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/mma.cuh>
@@ -30,7 +30,21 @@ struct RowGroups {
   [[nodiscard]] static __device__ Index row_step() {
     return static_cast<Index>(gridDim.x) * Groups;
   }
+  /// First of the rows that the block has in the turn in which the calling group has row r.
+  [[nodiscard]] static __device__ Index block_row(Index r) { return r - threadIdx.y; }
 };
+
+/// All threads of a group meet.
+template <class Shape>
+__device__ inline void group_barrier() {
+  if constexpr (Shape::warps == 1) {
+    __syncwarp();
+  } else if constexpr (Shape::groups == 1) {
+    __syncthreads();
+  } else {
+    asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1U), "n"(Shape::row_threads) : "memory");
+  }
+}
 
 /// Sums over the threads of a group, in an order that Warps alone decides; `turn` counts the calls.
 /// One barrier of the group: what a call writes is written again two calls later, when all threads
@@ -47,11 +61,7 @@ __device__ inline void group_reduce(float (&value)[N], int turn) {
     if (threadIdx.x % warp_threads == 0)
 #pragma unroll
       for (int n = 0; n < N; ++n) sums[threadIdx.x / warp_threads][n] = value[n];
-    if constexpr (Shape::groups == 1) {
-      __syncthreads();
-    } else {
-      asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1U), "n"(Shape::row_threads) : "memory");
-    }
+    group_barrier<Shape>();
 #pragma unroll
     for (int n = 0; n < N; ++n) value[n] = 0.0F;
 #pragma unroll
