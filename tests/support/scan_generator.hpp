@@ -780,10 +780,11 @@ inline SyntheticJob JobReplay::emit() const {
         f.from_step = pick(1, s.steps - 1);
         break;
     }
+    const auto meets = [](int a, const Fault& other) {
+      return a >= 0 && (other.rank == a || other.peer == a);
+    };
     const bool again = std::any_of(s.faults.begin(), s.faults.end(), [&](const Fault& other) {
-      const bool same_rank = f.rank >= 0 && (other.rank == f.rank || other.peer == f.rank ||
-                                             other.rank == f.peer || other.peer == f.peer);
-      return same_rank || (other.kind == f.kind && f.rank < 0);
+      return meets(f.rank, other) || meets(f.peer, other) || (other.kind == f.kind && f.rank < 0);
     });
     if (again) continue;
     if (f.kind != FaultKind::hang) {

@@ -58,7 +58,7 @@ struct Alignment {
 
 struct AlignOptions {
   double refuse_above_us = 50;    ///< median absolute deviation of the ends
-  double drift_window_s = 1;      ///< shorter windows get no drift
+  double drift_window_s = 0.05;   ///< shorter windows get no drift
   double drift_significance = 4;  ///< a slope below this many standard errors is taken as zero
   double keep_below_us =
       10;  ///< clocks that agree this well, without a violation, stay as they are
@@ -87,7 +87,9 @@ class Aligner {
     collect();
     if (models_.size() > 1) {
       place();
-      for (int sweep = 0; sweep < sweeps && out_.refusal.empty(); ++sweep) refine(sweep > 0);
+      for (int sweep = 0; sweep < sweeps && out_.refusal.empty(); ++sweep) {
+        if (refine(sweep > 0) < settled && sweep > 1) break;
+      }
       anchor();
       if (out_.refusal.empty()) keep_good_clocks();
     }
@@ -197,8 +199,13 @@ class Aligner {
   /// First offsets, from the lowest rank's clock outwards; collectives before pairs, whose ends
   /// agree less.
   void place() {
-    std::vector<char> known(models_.size(), 0);
-    std::size_t left = models_.size();
+    std::vector<char> known(models_.size(), 1);
+    for (std::size_t r = 0; r < t_.ranks.size(); ++r) {
+      // A rank without a record has no clock to find.
+      if (!t_.ranks[r].missing) known[clock_of_[r]] = 0;
+    }
+    auto left = static_cast<std::size_t>(std::count(known.begin(), known.end(), 0));
+    if (left == 0) return;
     const auto seed = [&] {
       for (std::size_t c = 0; c < known.size(); ++c) {
         if (known[c] != 0) continue;
@@ -252,43 +259,58 @@ class Aligner {
   struct Sample {
     Nanoseconds t;    // of the clock itself
     double residual;  // common end - own end
+    bool slope_only;  // tells of the drift, but not of the offset
   };
 
   /// Every clock moves to the median of its residuals; with `drift`, also turns by their slope.
-  void refine(bool drift) {
+  /// Ends of a transfer may differ, but by the same each time: transfers tell of drifts, and groups
+  /// that only transfers join have nothing else. Returns the largest move in ns, drift included.
+  double refine(bool drift) {
     std::vector<std::vector<Sample>> samples(models_.size());
     const std::vector<char> all(models_.size(), 1);
-    for (const Meeting& meeting : evidence()) {
-      Nanoseconds common = 0;
-      (void)common_end(meeting, all, common);
-      for (std::size_t k = 0; k < meeting.count; ++k) {
-        const Member& m = members_[meeting.first + k];
-        samples[m.clock].push_back({m.end, static_cast<double>(common - end(m))});
+    const auto add = [&](const std::vector<Meeting>& meetings, bool slope_only) {
+      for (const Meeting& meeting : meetings) {
+        Nanoseconds common = 0;
+        (void)common_end(meeting, all, common);
+        for (std::size_t k = 0; k < meeting.count; ++k) {
+          const Member& m = members_[meeting.first + k];
+          samples[m.clock].push_back({m.end, static_cast<double>(common - end(m)), slope_only});
+        }
       }
-    }
+    };
+    add(evidence(), false);
+    if (drift && &evidence() != &pairs_) add(pairs_, true);
     std::vector<double> values;
+    double largest = 0;
     for (std::size_t c = 0; c < models_.size(); ++c) {
       std::vector<Sample>& own = samples[c];
       if (own.empty()) continue;
-      if (drift) turn(models_[c], own, values);
+      if (drift) largest = std::max(largest, turn(models_[c], own, values));
       values.clear();
-      for (const Sample& s : own) values.push_back(s.residual);
-      models_[c].offset += static_cast<Nanoseconds>(std::llround(median(values)));
+      for (const Sample& s : own) {
+        if (!s.slope_only) values.push_back(s.residual);
+      }
+      if (values.empty()) continue;
+      const double move = median(values);
+      largest = std::max(largest, std::abs(move));
+      models_[c].offset += static_cast<Nanoseconds>(std::llround(move));
     }
+    return largest;
   }
 
-  /// Theil-Sen over pairs half a window apart; the residuals are updated.
-  void turn(ClockModel& model, std::vector<Sample>& own, std::vector<double>& values) const {
+  /// Theil-Sen over pairs half a window apart; the residuals are updated. Returns how far an end of
+  /// the window turned, in ns.
+  double turn(ClockModel& model, std::vector<Sample>& own, std::vector<double>& values) const {
     std::sort(own.begin(), own.end(), [](const Sample& a, const Sample& b) { return a.t < b.t; });
     const double span = static_cast<double>(own.back().t - own.front().t);
-    if (own.size() < 16 || span < options_.drift_window_s * 1e9) return;
+    if (own.size() < 16 || span < options_.drift_window_s * 1e9) return 0;
     const std::size_t half = own.size() / 2;
     values.clear();
     for (std::size_t i = 0; i + half < own.size(); ++i) {
       const double run = static_cast<double>(own[i + half].t - own[i].t);
       if (run > 0) values.push_back((own[i + half].residual - own[i].residual) / run);
     }
-    if (values.size() < 8) return;
+    if (values.size() < 8) return 0;
     const double slope = median(values);
     const Nanoseconds pivot = own.front().t + (own.back().t - own.front().t) / 2;
     const auto predicted = [&](const Sample& s) {
@@ -300,13 +322,14 @@ class Aligner {
     for (double& v : values) v = std::abs(v - center);
     const double sigma = 1.4826 * median(values);
     const double error = sigma / span * std::sqrt(12.0 / static_cast<double>(own.size()));
-    if (std::abs(slope) <= options_.drift_significance * error) return;
+    if (std::abs(slope) <= options_.drift_significance * error) return 0;
     for (Sample& s : own) s.residual -= predicted(s);
     // The model turns about one pivot: an earlier turn about another is carried over.
     model.offset += static_cast<Nanoseconds>(
         std::llround(model.drift * static_cast<double>(pivot - model.pivot)));
     model.pivot = pivot;
     model.drift += slope;
+    return std::abs(slope) * span / 2;
   }
 
   /// The reference clock becomes the time of all: every model is seen through the inverse of its
@@ -496,7 +519,8 @@ class Aligner {
   static constexpr std::size_t absent = std::numeric_limits<std::size_t>::max();
   static constexpr Nanoseconds unbounded = std::numeric_limits<Nanoseconds>::max();
   /// Passes of the soft estimate: offsets first, then drifts against an ever better common time.
-  static constexpr int sweeps = 6;
+  static constexpr int sweeps = 24;
+  static constexpr double settled = 100;  // ns; moves below end the sweeps
   /// Up to here every pair of members is constrained; above, only the pairs that can be tight.
   static constexpr std::size_t few_members = 16;
 

@@ -264,6 +264,40 @@ TEST_CASE("scan: ranks joined through different groups and pairs are aligned alo
   CHECK(a.violations == 0);
 }
 
+TEST_CASE("scan: groups that only transfers join get their drifts against each other") {
+  Job job(clocks(4, 5, 50, 14));
+  const TableIndex left = job.trace.intern_group("tp", {0, 1});
+  const TableIndex right = job.trace.intern_group("tp", {2, 3});
+  constexpr Nanoseconds window = 1000000000;
+  for (int i = 0; i < 200; ++i) {
+    const Nanoseconds at = i * (window / 200);
+    for (int r = 0; r < 4; ++r) {
+      job.call(r, CommunicationOp::all_reduce, at + r * 2000, at + 100000 + r, i, -1, 64,
+               r < 2 ? left : right);
+    }
+    // The receiver's end is always 3 us behind the sender's: no drift.
+    job.call(1, CommunicationOp::send, at + 200000, at + 300000, i, 2);
+    job.call(2, CommunicationOp::recv, at + 150000, at + 303000, i, 1);
+  }
+  const Alignment a = align(job.trace, match(job.trace));
+  REQUIRE(a.aligned());
+  CHECK(job.worst_error_us(a, window) < 4);  // the 3 us, which nothing tells from an offset
+  CHECK(a.violations == 0);
+}
+
+TEST_CASE("scan: a rank whose file is missing does not keep the others from being compared") {
+  Job job(clocks(3, 5, 0, 15));
+  job.trace.ranks[1].missing = true;
+  for (int i = 0; i < 20; ++i) {
+    const Nanoseconds at = i * 1000000LL;
+    for (const int r : {0, 2}) job.call(r, CommunicationOp::all_reduce, at + r, at + 50000, i);
+  }
+  const Alignment a = align(job.trace, match(job.trace));
+  CHECK(a.aligned());
+  const Nanoseconds end = job.trace.events[0].end;
+  CHECK(std::abs(a.at(0, end) - a.at(2, job.trace.events[1].end)) < 1000);
+}
+
 TEST_CASE("scan: ranks without anything in common are not compared") {
   Job job(clocks(2, 5, 0, 13));
   job.call(0, CommunicationOp::all_reduce, 0, 10, 1);

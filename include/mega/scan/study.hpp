@@ -1,0 +1,104 @@
+/// @file  Study: a trace and everything that is found in it, in one call.
+#pragma once
+#include <mega/scan/align.hpp>
+#include <mega/scan/diagnose.hpp>
+#include <mega/scan/hang.hpp>
+#include <mega/scan/match.hpp>
+#include <mega/scan/replay.hpp>
+#include <mega/scan/trace.hpp>
+#include <mega/scan/wait_states.hpp>
+#include <mega/scan/what_if.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace mega::inline v0::scan {
+
+/// One kind of event of the whole job.
+struct NameTotal {
+  TableIndex name = none;  ///< into Trace::names
+  EventKind kind = EventKind::other;
+  std::int64_t count = 0;
+  Nanoseconds total = 0;
+};
+
+/// What a trace says, each part made from those before it.
+struct Study {
+  Trace trace;
+  Matches matches;
+  Alignment alignment;
+  WaitReport waits;
+  Diagnosis diagnosis;
+  HangReport hang;
+  std::optional<WhatIf> what_if;  ///< nothing where no steps are known
+
+  explicit Study(Trace given)
+      : trace(std::move(given)),
+        matches(match(trace)),
+        alignment(align(trace, matches)),
+        waits(find_waits(trace, matches, alignment)),
+        diagnosis(diagnose(trace, matches, alignment)),
+        hang(find_hang(trace)) {
+    adopt_hang();
+    const DependencyGraph graph = build_dependencies(trace, matches, alignment);
+    if (!graph.steps.empty()) {
+      WhatIf counterfactual = scan::what_if(trace, graph);
+      if (counterfactual.ideal_ns > 0) what_if = std::move(counterfactual);
+    }
+  }
+
+  /// Earliest begin and latest end of all events, aligned; {0, 0} of an empty trace.
+  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> extent() const {
+    std::pair<Nanoseconds, Nanoseconds> out{0, 0};
+    for (std::size_t i = 0; i < trace.events.size(); ++i) {
+      const Event& e = trace.events[i];
+      const TableIndex rank = trace.rank_index(e);
+      const Nanoseconds begin = alignment.at(rank, e.begin), end = alignment.at(rank, e.end);
+      if (i == 0) out = {begin, end};
+      out = {std::min(out.first, begin), std::max(out.second, end)};
+    }
+    return out;
+  }
+
+ private:
+  /// Dumps of a runtime hold counters instead of spans; what they say is a verdict, too.
+  void adopt_hang() {
+    if (!hang.hung || hang.suspects.empty()) return;
+    for (const Verdict& v : diagnosis.verdicts) {
+      if (v.what == VerdictClass::hang) return;
+    }
+    Verdict found;
+    found.what = VerdictClass::hang;
+    found.ranks = hang.suspects;
+    found.confidence = hang.notes.empty() ? 0.9 : 0.6;
+    found.evidence = hang.evidence;
+    diagnosis.verdicts.insert(diagnosis.verdicts.begin(), std::move(found));
+  }
+};
+
+/// Time by name and kind, the most first.
+/// Cost: one pass over the events.
+[[nodiscard]] inline std::vector<NameTotal> totals_by_name(const Trace& trace) {
+  std::map<std::pair<TableIndex, EventKind>, NameTotal> totals;
+  for (std::size_t i = 0; i < trace.events.size(); ++i) {
+    const Event& e = trace.events[i];
+    NameTotal& t = totals[{e.name, e.kind}];
+    t.name = e.name;
+    t.kind = e.kind;
+    ++t.count;
+    t.total += e.duration();
+  }
+  std::vector<NameTotal> out;
+  for (const auto& [key, total] : totals) out.push_back(total);
+  std::stable_sort(out.begin(), out.end(),
+                   [](const NameTotal& a, const NameTotal& b) { return a.total > b.total; });
+  return out;
+}
+
+}  // namespace mega::inline v0::scan

@@ -1,0 +1,37 @@
+/// @file  What a study found, in plain sentences: which rank, why, since when, at what cost.
+#pragma once
+#include <mega/scan/study.hpp>
+
+#include <string>
+#include <vector>
+
+namespace scan_tool {
+
+/// One verdict: a headline, and the sentences behind it.
+struct Statement {
+  std::string headline;
+  std::vector<std::string> details;
+};
+
+/// "8 ranks, 26,912 events over 38.2 ms".
+[[nodiscard]] std::string describe_extent(const mega::scan::Study& study);
+/// Whether the clocks agree now, and how well.
+[[nodiscard]] std::string describe_alignment(const mega::scan::Study& study);
+/// Dearest first; empty if nothing is wrong.
+[[nodiscard]] std::vector<Statement> describe_verdicts(const mega::scan::Study& study);
+/// What a trace without a verdict says: healthy, or nothing to compare.
+[[nodiscard]] std::string describe_health(const mega::scan::Study& study);
+/// The step without stragglers; empty where no steps are known.
+[[nodiscard]] std::string describe_what_if(const mega::scan::Study& study);
+/// Defects of the input that were passed over, as sentences.
+[[nodiscard]] std::vector<std::string> describe_defects(const mega::scan::Trace& trace);
+
+/// Every counter of scan::Defects, by the name that it has in JSON.
+struct NamedDefect {
+  const char* name;
+  std::int64_t count;
+  const char* meaning;  ///< follows the number in a sentence
+};
+[[nodiscard]] std::vector<NamedDefect> named_defects(const mega::scan::Defects& defects);
+
+}  // namespace scan_tool

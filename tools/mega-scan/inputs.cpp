@@ -1,0 +1,54 @@
+#include "inputs.hpp"
+
+#include <mega/core/error.hpp>
+#include <mega/scan/import.hpp>
+
+#include <algorithm>
+#include <cstddef>
+
+namespace scan_tool {
+
+using mega::ErrorCode;
+using mega::expects;
+using mega::sentence;
+namespace scan = mega::scan;
+
+void Inputs::add_to(CLI::App& command) {
+  command
+      .add_option("files", paths,
+                  "traces, one or more a rank: files, directories, archives, or - for standard "
+                  "input")
+      ->required();
+  command.add_option("--ranks", ranks, "the global rank of each file, where the files do not say")
+      ->delimiter(',');
+}
+
+scan::Trace Inputs::read() const {
+  expects(ranks.empty() || ranks.size() == paths.size(), ErrorCode::usage, [&] {
+    return sentence("--ranks has ", ranks.size(), " numbers for ", paths.size(),
+                    " files; give one for each");
+  });
+  for (const int rank : ranks) {
+    expects(rank >= 0, ErrorCode::usage,
+            [&] { return sentence("--ranks has ", rank, "; valid are numbers from 0 on"); });
+  }
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    expects(std::count(paths.begin(), paths.end(), paths[i]) == 1, ErrorCode::usage,
+            [&] { return sentence(paths[i], " is given twice"); });
+  }
+  scan::Trace trace;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    scan::ImportOptions options;
+    if (!ranks.empty()) options.rank = ranks[i];
+    scan::import_file(trace, paths[i], options);
+  }
+  return trace;
+}
+
+scan::Trace read_trace(const std::string& path) {
+  scan::Trace trace;
+  scan::import_file(trace, path);
+  return trace;
+}
+
+}  // namespace scan_tool

@@ -1,0 +1,139 @@
+#include "report_command.hpp"
+
+#include "describe.hpp"
+#include "html_page.hpp"
+#include "inputs.hpp"
+#include "json.hpp"
+#include "text.hpp"
+#include <mega/ckpt/replaced_file.hpp>
+#include <mega/scan/study.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace scan_tool {
+
+using mega::sentence;
+namespace scan = mega::scan;
+
+namespace {
+
+struct ReportArguments {
+  Inputs inputs;
+  bool json = false;
+  std::string html;
+};
+
+void say(const std::string& line) {
+  std::printf("%s\n", line.c_str());
+}
+
+/// Ranks that others waited for most, first.
+void print_waits(const scan::Study& study) {
+  const scan::WaitReport& w = study.waits;
+  scan::Nanoseconds all = std::accumulate(w.caused.begin(), w.caused.end(), scan::Nanoseconds{0});
+  if (all == 0) return;
+  std::vector<std::size_t> order(w.caused.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return w.caused[a] > w.caused[b]; });
+  constexpr std::size_t most = 8;
+  say("\nWaiting in matched operations, by rank:");
+  say("  rank      caused    suffered");
+  for (std::size_t i = 0; i < std::min(most, order.size()); ++i) {
+    const std::size_t r = order[i];
+    std::printf("  %4d  %10s  %10s\n", study.trace.ranks[r].rank,
+                duration(static_cast<double>(w.caused[r])).c_str(),
+                duration(static_cast<double>(w.suffered[r])).c_str());
+  }
+  if (order.size() > most)
+    say(sentence("  and ", order.size() - most, " ranks that caused less; --json has them all"));
+}
+
+void print_totals(const scan::Study& study) {
+  const std::vector<scan::NameTotal> totals = scan::totals_by_name(study.trace);
+  constexpr std::size_t most = 10;
+  std::size_t shown = 0;
+  for (const scan::NameTotal& t : totals) {
+    const bool device = is_compute(t.kind) || t.kind == scan::EventKind::communication ||
+                        t.kind == scan::EventKind::memory;
+    if (!device) continue;
+    if (shown++ == most) break;
+    if (shown == 1) say("\nDevice time, all ranks:");
+    const std::string_view name = t.name == scan::none ? "" : study.trace.names[t.name];
+    std::printf("  %10s  %8s x  %-13s  %s\n", duration(static_cast<double>(t.total)).c_str(),
+                grouped(t.count).c_str(), std::string(to_string(t.kind)).c_str(),
+                cut(name, 60).c_str());
+  }
+}
+
+void print_text(const scan::Study& study) {
+  const std::vector<Statement> verdicts = describe_verdicts(study);
+  for (const Statement& v : verdicts) {
+    say(v.headline);
+    for (const std::string& line : v.details) say("  " + line);
+  }
+  if (verdicts.empty()) say(describe_health(study));
+  say("");
+  say(describe_extent(study) + ".");
+  say(describe_alignment(study));
+  if (std::string text = describe_what_if(study); !text.empty()) say(text);
+  print_waits(study);
+  print_totals(study);
+  std::vector<std::string> remarks = describe_defects(study.trace);
+  for (const auto* more : {&study.trace.notes, &study.matches.notes, &study.alignment.notes,
+                           &study.diagnosis.notes, &study.hang.notes})
+    remarks.insert(remarks.end(), more->begin(), more->end());
+  if (remarks.empty()) return;
+  say("\nOf the input:");
+  constexpr std::size_t most = 20;
+  for (std::size_t i = 0; i < std::min(most, remarks.size()); ++i) say("  " + remarks[i]);
+  if (remarks.size() > most)
+    say(sentence("  and ", remarks.size() - most, " more remarks; --json has them all"));
+}
+
+void run(const ReportArguments& arguments) {
+  const scan::Study study(arguments.inputs.read());
+  if (!arguments.html.empty()) {
+    mega::ckpt::ReplacedFile page(arguments.html);
+    page.write(html_page(study));
+    page.finish();
+  }
+  if (arguments.json) {
+    say(text_of(json_of(study)));
+  } else {
+    print_text(study);
+  }
+}
+
+}  // namespace
+
+void add_report(CLI::App& app) {
+  CLI::App& command = *app.add_subcommand(
+      "report", "Says what is wrong, in sentences, as JSON, or as a page to look into");
+  const auto arguments = std::make_shared<ReportArguments>();
+  arguments->inputs.add_to(command);
+  command.add_flag("--json", arguments->json, "print one JSON object");
+  command
+      .add_option("--html", arguments->html,
+                  "write one self-contained page: timeline, waits by rank and group, what-if")
+      ->check([](const std::string& name) {
+        return name.empty() ? std::string("--html needs the name of a file") : std::string();
+      });
+  command.footer(
+      "verdicts   slow_gpu, slow_link, stage_imbalance, data_imbalance, host_delay, hang, "
+      "ambiguous\n"
+      "caused     time that other ranks waited for this one; suffered: that it waited for others\n"
+      "S, M_W, M_S  slowdown against the same step without stragglers; what of it the worst "
+      "ranks,\n"
+      "           and the last stage, account for\n"
+      "Example: mega-scan report traces/ --html report.html");
+  command.callback([arguments] { run(*arguments); });
+}
+
+}  // namespace scan_tool
