@@ -102,6 +102,9 @@ void describe(CLI::App& app, CommandLine& line, std::string& model,
   add_choice(app, "--attention", o.attention, attention_names, "who attends");
   add_choice(app, "--precision", o.numbers, number_names,
              "what parameters and activations are stored as");
+  add_choice(
+      app, "--graphs", o.graphs, graph_names,
+      "what one launch queues: a call, a pass of a micro-batch, or a step if one rank has it");
   app.add_flag("--tune", line.tune, "time the algorithms of each matrix product");
   app.add_option("--tuned", line.tuned_path,
                  "file of chosen algorithms: read if there, written at the end");
@@ -206,12 +209,14 @@ void print_line(const Options& o, const Measurement& m, const Figures& f) {
           : sentence(" schedule=", name_of(o.traversal.schedule, trainer::schedule_names),
                      " chunks=", o.chunks);
   std::printf(
-      "peer=mega model=%s parallel=%s%s attention=%s precision=%s split=%s gpus=%d seq=%lld "
+      "peer=mega model=%s parallel=%s%s attention=%s precision=%s graphs=%s split=%s gpus=%d "
+      "seq=%lld "
       "micro_batch=%lld num_micro=%d ms_per_step=%.2f tokens_per_s=%.0f tflops_per_gpu=%.1f "
       "peak_gib=%.1f mfu=%.4f wall_ms_per_step=%.2f loss=%.4f\n",
       std::string(o.model.name).c_str(), parallelism(o).c_str(), schedule.c_str(),
       std::string(name_of(o.attention, attention_names)).c_str(),
-      std::string(name_of(o.numbers, number_names)).c_str(), split_text(o).c_str(), o.mesh.size(),
+      std::string(name_of(o.numbers, number_names)).c_str(),
+      std::string(name_of(o.graphs, graph_names)).c_str(), split_text(o).c_str(), o.mesh.size(),
       static_cast<long long>(o.sequence), static_cast<long long>(o.micro_batch), o.microbatches,
       f.ms, f.tokens_per_s, f.tflops, static_cast<double>(m.largest_used) / gib, f.mfu, m.wall_ms,
       m.loss);
@@ -271,6 +276,7 @@ void print_kernels(const Options& o, const KernelTable& t, const Floors& floors)
       {"attention", name_of(o.attention, attention_names)},
       {"precision", name_of(o.numbers, number_names)},
       {"recompute", to_string(o.recompute)},
+      {"graphs", name_of(o.graphs, graph_names)},
       {"loss_rows", o.run().loss_rows},
       {"gpus", o.mesh.size()},
       {"seq", o.sequence},

@@ -255,7 +255,7 @@ void run_rank(Comm& world, const Options& o, const std::vector<std::size_t>& fre
     const std::size_t now = mega::cuda::free_memory();
     return start > now ? start - now : 0;
   };
-  const mega::Cuda device(rank);
+  const mega::Cuda device(rank, o.graphs);
   Measurement own;
   own.communicator = drop();
   mega::Trainer<Plan<Spec, Comm, Element>> trainer(world, trainer_options(o),

@@ -4,6 +4,7 @@
 #include "examples/trainer/schedule_choice.hpp"
 #include <mega/core/error.hpp>
 #include <mega/core/mesh.hpp>
+#include <mega/core/replay.hpp>
 #include <mega/core/view.hpp>
 #include <mega/dpp/layers.hpp>
 #include <mega/nn/transformer_config.hpp>
@@ -75,6 +76,11 @@ inline constexpr trainer::Names<AttentionChoice, 3> attention_names{
 inline constexpr trainer::Names<Numbers, 2> number_names{
     {{"bf16", Numbers::bf16}, {"fp32", Numbers::fp32}}};
 
+inline constexpr trainer::Names<mega::ReplayScope, 3> graph_names{
+    {{"none", mega::ReplayScope::none},
+     {"actions", mega::ReplayScope::actions},
+     {"step", mega::ReplayScope::step}}};
+
 template <class E, std::size_t N>
 [[nodiscard]] std::string_view name_of(E value, const trainer::Names<E, N>& names) {
   for (const auto& [name, known] : names)
@@ -108,6 +114,7 @@ struct Options {
   Index loss_rows = 0;  ///< 0: all rows, or as few pieces as keep the logits in logits_bytes
   AttentionChoice attention = AttentionChoice::cudnn;
   Numbers numbers = Numbers::bf16;
+  mega::ReplayScope graphs = mega::ReplayScope::none;
   int traced_steps = 0;
   bool plan_only = false;
 

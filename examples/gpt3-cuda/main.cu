@@ -1,5 +1,5 @@
 // mega-gpt3-cuda: Gpt3 models on NVIDIA GPUs, a rank a GPU. The loop is in ../trainer/run.hpp;
-// bf16.cu and fp32.cu instantiate it.
+// bf16.cu, fp16.cu and fp32.cu instantiate it.
 #include "../trainer/program_cuda.hpp"
 #include <mega/nn/gpt3.hpp>
 

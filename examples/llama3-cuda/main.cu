@@ -1,5 +1,5 @@
 // mega-llama3-cuda: Llama3 models on NVIDIA GPUs, a rank a GPU. The loop is in ../trainer/run.hpp;
-// bf16.cu and fp32.cu instantiate it.
+// bf16.cu, fp16.cu and fp32.cu instantiate it.
 #include "../trainer/program_cuda.hpp"
 #include <mega/nn/llama3.hpp>
 

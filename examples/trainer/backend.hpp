@@ -11,6 +11,7 @@ namespace trainer {
 
 /// A model names
 ///   device, communicator, kernels   what the plan of the trainer is made of
+///   recorder                        what records spans on the device's streams
 ///   make_device(rank)               of a rank of the world
 ///   used_bytes(rank)                memory that the rank has taken so far, for its report
 ///   planned_bytes(rank)             memory that it was to take; 0 where no plan limits it
@@ -19,6 +20,7 @@ template <class B>
 concept backend = mega::device_policy<typename B::device> &&
     mega::nn::kernels<typename B::kernels> && requires(const B& b, int rank) {
   typename B::communicator;
+  typename B::recorder;
   { b.make_device(rank) } -> std::same_as<typename B::device>;
   { b.used_bytes(rank) } -> std::same_as<std::size_t>;
   { b.planned_bytes(rank) } -> std::same_as<std::size_t>;

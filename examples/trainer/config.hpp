@@ -31,7 +31,7 @@ enum class Schedule : std::uint8_t {
   dual_pipe_v,
 };
 enum class LogLevel : std::uint8_t { quiet, info, debug };
-enum class Precision : std::uint8_t { bf16, fp32 };
+enum class Precision : std::uint8_t { bf16, fp16, fp32 };
 
 /// Names of the values of an enumeration, as the command line spells them.
 template <class E, std::size_t N>
@@ -61,16 +61,20 @@ inline constexpr Names<mega::nn::Recompute, 3> recompute_names{
 inline constexpr Names<LogLevel, 3> log_level_names{
     {{"quiet", LogLevel::quiet}, {"info", LogLevel::info}, {"debug", LogLevel::debug}}};
 
-inline constexpr Names<Precision, 2> precision_names{
-    {{"bf16", Precision::bf16}, {"fp32", Precision::fp32}}};
+inline constexpr Names<Precision, 3> precision_names{
+    {{"bf16", Precision::bf16}, {"fp16", Precision::fp16}, {"fp32", Precision::fp32}}};
 
 /// What a run on GPUs chooses besides.
 struct GpuChoices {
   Precision precision = Precision::bf16;
+  double initial_loss_scale = 65536;
+  double min_loss_scale = 1;
+  int loss_scale_window = 2000;
   double memory_utilization = 0.95;
   std::string memory;  ///< of each GPU; empty: what the GPU says
   bool tune = false;
   std::string algorithms_path;
+  bool graphs = false;
 };
 
 struct Config {
@@ -142,6 +146,11 @@ struct Config {
   std::string prompt = "The ";
   double temperature = 0.8;
   bool dry_run = false;
+  // Tracing
+  std::string trace_dir;
+  std::int64_t trace_interval = 1;
+  std::int64_t watch_interval = 4;  ///< 0: ranks are not compared
+  std::string inject;
   // Machine
   int blas_threads = 0;  ///< 0: the cores, or 1 where ranks are threads
   double deadline_s = 600;
@@ -244,6 +253,15 @@ void describe(C& c, Visitor& visit) {
   visit("dry-run", c.dry_run,
         "print layout, parameters and planned bytes of every rank, then stop");
 
+  visit.section("Tracing");
+  visit("trace", c.trace_dir, "folder that gets a trace file a rank, for mega-scan");
+  visit("trace-interval", c.trace_interval, "steps from one that is traced to the next");
+  visit("slow-rank-interval", c.watch_interval,
+        "steps between comparisons of the ranks, which warn of a slow one; 0: none");
+  visit("inject", c.inject,
+        "faults on purpose: slow-rank=3,factor=1.5;slow-link=2-3,factor=4;late-host=1,ms=5, each "
+        "with ,from-step=N if wanted");
+
   visit.section("Machine");
   if (!c.gpu)
     visit("blas-threads", c.blas_threads,
@@ -252,6 +270,11 @@ void describe(C& c, Visitor& visit) {
   if (!c.gpu) return;
   visit.choice("precision", c.gpu->precision, precision_names,
                "what parameters and activations are stored as; sums and the optimizer are fp32");
+  visit("initial-loss-scale", c.gpu->initial_loss_scale,
+        "for --precision fp16: what the loss is multiplied with before its gradient, at first");
+  visit("min-loss-scale", c.gpu->min_loss_scale, "the least that overflows bring it down to");
+  visit("loss-scale-window", c.gpu->loss_scale_window,
+        "steps in a row without an overflow after which it is doubled");
   visit("gpu-memory-utilization", c.gpu->memory_utilization,
         "part of a GPU's memory that the plan of a rank may fill");
   visit("gpu-memory", c.gpu->memory,
@@ -260,6 +283,8 @@ void describe(C& c, Visitor& visit) {
         "time the algorithms of each matrix product before its first use; may change bits");
   visit("gemm-algorithms", c.gpu->algorithms_path,
         "file of chosen algorithms: read if it exists, written at the end");
+  visit("cuda-graphs", c.gpu->graphs,
+        "launch a step, or each pass of a micro-batch, as one graph; same bits");
 }
 
 /// Text of an enumeration's value.

@@ -24,6 +24,7 @@ struct StepReport {
   std::int64_t step = 0;  ///< counted from 1
   std::int64_t steps = 0;
   mega::StepResult result;
+  bool scales_loss = false;  ///< so its scale is worth a word
   double learning_rate = 0;
   double seconds = 0;
   std::int64_t tokens = 0;        ///< of the step, over all ranks
@@ -76,12 +77,14 @@ class Console {
     if (level_ == LogLevel::quiet) return;
     if (terminal_) draw_bar(r);
     if (r.step % interval_ != 0 && r.step != r.steps) return;
-    char line[256];
+    char scale[48] = "";
+    if (r.scales_loss) std::snprintf(scale, sizeof scale, " | loss scale %g", r.result.loss_scale);
+    char line[320];
     std::snprintf(line, sizeof line,
-                  "step %*lld/%lld | loss %.4f | lr %.3e | grad norm %.3f | %.0f tokens/s | %s%s",
+                  "step %*lld/%lld | loss %.4f | lr %.3e | grad norm %.3f | %.0f tokens/s | %s%s%s",
                   static_cast<int>(std::to_string(r.steps).size()), static_cast<long long>(r.step),
                   static_cast<long long>(r.steps), r.result.loss, r.learning_rate,
-                  r.result.gradient_norm, r.tokens_per_s(), memory_text(r).c_str(),
+                  r.result.gradient_norm, r.tokens_per_s(), memory_text(r).c_str(), scale,
                   r.result.skipped ? " | skipped: the gradient norm is not finite" : "");
     if (!terminal_ || r.step == r.steps) print(LogLevel::info, line);
   }
@@ -134,13 +137,16 @@ class Console {
                   r.result.gradient_norm);
     const std::string planned =
         r.planned_bytes > 0 ? mega::sentence("\"planned_bytes\": ", r.planned_bytes, ", ") : "";
+    char scale[64] = "";
+    if (r.scales_loss)
+      std::snprintf(scale, sizeof scale, "\"loss_scale\": %.17g, ", r.result.loss_scale);
     std::fprintf(json_.get(),
                  "{\"step\": %lld, \"loss\": %s, \"lr\": %.17g, \"grad_norm\": %s, \"tokens\": "
                  "%lld, \"tokens_per_s\": %.6g, "
-                 "\"seconds\": %.6g, \"peak_bytes\": %zu, %s\"skipped\": %s}\n",
+                 "\"seconds\": %.6g, \"peak_bytes\": %zu, %s%s\"skipped\": %s}\n",
                  static_cast<long long>(r.step), loss, r.learning_rate, norm,
                  static_cast<long long>(r.tokens), r.tokens_per_s(), r.seconds, r.memory_bytes,
-                 planned.c_str(), r.result.skipped ? "true" : "false");
+                 planned.c_str(), scale, r.result.skipped ? "true" : "false");
     mega::expects(std::fflush(json_.get()) == 0, mega::ErrorCode::not_durable, [&] {
       return mega::sentence("--log-json: step ", r.step,
                             " could not be written: ", std::strerror(errno));

@@ -6,9 +6,9 @@
 #include "job.hpp"
 #include "stages.hpp"
 #include <mega/comm/nccl_memory.hpp>
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
 #include <mega/core/mesh.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/nn/attention.hpp>
 #include <mega/nn/attention_shape.hpp>
 #include <mega/nn/cublas_lt.hpp>
@@ -27,6 +27,7 @@
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -39,14 +40,24 @@ struct GpuKernelsOf {
   using type = mega::nn::Kernels<mega::nn::CublasLtProduct<Element>>;
 };
 #ifdef MEGA_WITH_CUDNN
-template <>
-struct GpuKernelsOf<mega::Bfloat16> {
-  using type =
-      mega::nn::Kernels<mega::nn::CublasLtProduct<mega::Bfloat16>, mega::nn::CudnnAttention<>>;
+template <mega::half_storage Element>
+struct GpuKernelsOf<Element> {
+  using type = mega::nn::Kernels<mega::nn::CublasLtProduct<Element>, mega::nn::CudnnAttention<>>;
 };
 #endif
 template <mega::storage Element>
 using GpuKernels = typename GpuKernelsOf<Element>::type;
+
+/// f(std::type_identity<Element>) with what `precision` stores numbers as.
+template <class F>
+decltype(auto) with_element(Precision precision, const F& f) {
+  switch (precision) {
+    case Precision::bf16: return f(std::type_identity<mega::Bfloat16>());
+    case Precision::fp16: return f(std::type_identity<mega::Float16>());
+    case Precision::fp32: break;
+  }
+  return f(std::type_identity<float>());
+}
 
 using mega::comm::nccl_communicator_bytes;
 
@@ -92,11 +103,13 @@ template <class Kernels>
 }
 
 /// Communicators of several ranks that a rank at this place of the pipeline holds to the end: the
-/// world, one of its own for decisions, one an axis, one that ties the ends.
+/// world, one of its own for decisions, one more where ranks are compared, one an axis, one that
+/// ties the ends.
 [[nodiscard]] inline int communicators(const Job& job, std::size_t place) {
   const mega::Mesh& mesh = job.options.mesh;
   const bool at_an_end = place == 0 || static_cast<int>(place) + 1 == mesh.pipeline;
-  return (mesh.size() > 1 ? 2 : 0) + (mesh.tensor > 1 ? 1 : 0) + (mesh.data > 1 ? 1 : 0) +
+  return (mesh.size() > 1 ? (job.config.watch_interval > 0 ? 3 : 2) : 0) +
+         (mesh.tensor > 1 ? 1 : 0) + (mesh.data > 1 ? 1 : 0) +
          (mesh.pipeline > 1 && at_an_end ? 1 : 0);
 }
 
@@ -133,9 +146,9 @@ template <class Spec, class Kernels>
 /// Plans for the precision that the job names.
 template <class Spec>
 [[nodiscard]] std::vector<RankPlan> plan_gpus(const Job& job) {
-  return job.config.gpu->precision == Precision::bf16
-             ? plan_gpus<Spec, GpuKernels<mega::Bfloat16>>(job)
-             : plan_gpus<Spec, GpuKernels<float>>(job);
+  return with_element(job.config.gpu->precision, [&]<class Element>(std::type_identity<Element>) {
+    return plan_gpus<Spec, GpuKernels<Element>>(job);
+  });
 }
 
 /// Place of the pipeline whose rank takes most.

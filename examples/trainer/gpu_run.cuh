@@ -5,11 +5,13 @@
 #include "gpu_plan.hpp"
 #include "gpu_run.hpp"
 #include "run.hpp"
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
+#include <mega/core/replay.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/device.hpp>
 #include <mega/device.cuh>
+#include <mega/scan/cuda_recorder.hpp>
 #ifdef MEGA_WITH_NCCL
 #include <mega/comm/nccl.hpp>
 #else
@@ -33,12 +35,15 @@ class GpuBackend {
 #else
   using communicator = mega::cuda::SelfComm;
 #endif
+  using recorder = mega::scan::CudaRecorder;
   using kernels = GpuKernels<Element>;
 
   /// Makes the contexts of the ranks' GPUs. @param planned  bytes of every rank
+  /// @param replays  how much of a step is launched as one graph
   /// @throws  Error(usage) where less is free
-  explicit GpuBackend(const std::vector<std::size_t>& planned)
+  GpuBackend(const std::vector<std::size_t>& planned, mega::ReplayScope replays)
       : planned_(planned),
+        replays_(replays),
         free_at_start_(mega::cuda::free_memory_beside_contexts(static_cast<int>(planned.size()))) {
     for (std::size_t rank = 0; rank < planned_.size(); ++rank) {
       mega::expects(planned_[rank] <= free_at_start_[rank], mega::ErrorCode::usage, [&] {
@@ -50,8 +55,8 @@ class GpuBackend {
     }
   }
 
-  [[nodiscard]] static device make_device(int rank) {
-    return mega::Cuda(rank);
+  [[nodiscard]] device make_device(int rank) const {
+    return mega::Cuda(rank, replays_);
   }
   /// Drop of free memory since there were only contexts. @pre  the rank's GPU is current
   [[nodiscard]] std::size_t used_bytes(int rank) const {
@@ -65,6 +70,7 @@ class GpuBackend {
 
  private:
   const std::vector<std::size_t>& planned_;
+  mega::ReplayScope replays_;
   std::vector<std::size_t> free_at_start_;
 };
 
@@ -88,7 +94,8 @@ template <class Spec, mega::storage Element>
 void train_on_gpus(const Job& job, const Corpus& corpus, const HuggingFaceModel* start_from,
                    const std::vector<std::size_t>& planned) {
   using Backend = GpuBackend<Element>;
-  const Backend gpus(planned);
+  const Backend gpus(planned,
+                     job.config.gpu->graphs ? mega::ReplayScope::step : mega::ReplayScope::none);
   run_ranks(job, [&](typename Backend::communicator& world) {
     TrainingRun<Spec, Backend>(gpus, job, corpus, start_from, world).run();
   });

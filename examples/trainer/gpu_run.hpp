@@ -4,7 +4,7 @@
 #include "corpus.hpp"
 #include "hugging_face.hpp"
 #include "job.hpp"
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 
 #include <cstddef>
 #include <vector>

@@ -5,6 +5,7 @@
 #include <mega/host/host.hpp>
 #include <mega/nn/blas.hpp>
 #include <mega/nn/kernels.hpp>
+#include <mega/scan/recorder.hpp>
 
 #include <sys/resource.h>
 
@@ -16,6 +17,7 @@ template <class Comm>
 struct HostBackend {
   using device = mega::Host;
   using communicator = Comm;
+  using recorder = mega::scan::HostRecorder;
   using kernels = mega::nn::Kernels<mega::nn::CblasProduct>;
 
   [[nodiscard]] static device make_device(int) { return {}; }

@@ -93,6 +93,16 @@ inline void check_outputs(const Config& c) {
       });
     }
   }
+  if (!c.trace_dir.empty()) {
+    expects_writable("trace", c.trace_dir);
+    std::error_code ignored;
+    for (const auto& file : std::filesystem::directory_iterator(c.trace_dir, ignored)) {
+      mega::expects(!file.path().string().ends_with(".mega.jsonl"), mega::ErrorCode::usage, [&] {
+        return mega::sentence("--trace: ", c.trace_dir, " holds a trace of another run, ",
+                              file.path().filename().string(), "; trace elsewhere");
+      });
+    }
+  }
   if (!c.export_dir.empty()) {
     expects_writable("export-hf", c.export_dir);
     for (const char* file : {"/config.json", "/model.safetensors"}) {

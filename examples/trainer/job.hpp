@@ -10,6 +10,7 @@
 #include <mega/nn/transformer_config.hpp>
 #include <mega/optim/adamw.hpp>
 #include <mega/optim/learning_rate.hpp>
+#include <mega/scan/injected_faults.hpp>
 #include <mega/train/trainer.hpp>
 
 #include <cmath>
@@ -87,6 +88,7 @@ template <class Spec>
   positive("global-batch-size", c.global_batch);
   positive("seq-length", c.sequence);
   positive("log-interval", c.log_interval);
+  positive("trace-interval", c.trace_interval);
   not_negative("data-parallel-size", c.data);
   not_negative("num-virtual-stages-per-pipeline-rank", c.chunks);
   not_negative("decoder-first-pipeline-num-layers", c.first_layers);
@@ -100,6 +102,7 @@ template <class Spec>
   not_negative("eval-iters", c.eval_steps);
   not_negative("save-interval", static_cast<double>(c.save_interval));
   not_negative("keep", c.keep);
+  not_negative("slow-rank-interval", static_cast<double>(c.watch_interval));
   not_negative("sample-tokens", c.sample_tokens);
   not_negative("blas-threads", c.blas_threads);
   not_negative("distributed-timeout-seconds", c.deadline_s);
@@ -130,6 +133,7 @@ template <class Spec>
   }
   job.options.mesh = {.tensor = c.tensor, .data = c.data, .pipeline = c.pipeline};
   mega::validate(job.options.mesh, world > 0 ? world : job.options.mesh.size());
+  (void)mega::scan::parse_faults(c.inject, job.world());
   const int samples_a_micro_step = c.micro_batch * c.data;
   expects(c.global_batch % samples_a_micro_step == 0, ErrorCode::usage, [&] {
     const int below = c.global_batch / samples_a_micro_step * samples_a_micro_step;
@@ -147,6 +151,11 @@ template <class Spec>
   job.options.clip_norm = c.clip;
   job.options.adamw = {static_cast<float>(c.beta1), static_cast<float>(c.beta2),
                        static_cast<float>(c.epsilon), static_cast<float>(c.weight_decay)};
+  if (c.gpu) {
+    job.options.loss_scaling = {.initial = static_cast<float>(c.gpu->initial_loss_scale),
+                                .growth_interval = c.gpu->loss_scale_window,
+                                .minimum = static_cast<float>(c.gpu->min_loss_scale)};
+  }
   job.options.seed = c.seed;
   if (c.samples > 0) c.steps = (c.samples + c.global_batch - 1) / c.global_batch;
   job.steps = c.steps;

@@ -11,7 +11,6 @@
 #include "stages.hpp"
 #include "stop.hpp"
 #include <mega/ckpt/durable_file.hpp>
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
 #include <mega/cuda/check.hpp>
 #include <mega/nn/cublas_lt.hpp>
@@ -27,6 +26,7 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace trainer {
@@ -63,6 +63,18 @@ inline void check_gpu_choices(const Config& c) {
                   return mega::sentence("--gpu-memory-utilization is ", c.gpu->memory_utilization,
                                         "; it must be above 0 and at most 1");
                 });
+  const auto positive = [](const char* name, double value) {
+    mega::expects(value > 0 && value < 1e38, mega::ErrorCode::usage, [&] {
+      return mega::sentence("--", name, " is ", value, "; it must be above 0 and below 1e38");
+    });
+  };
+  positive("min-loss-scale", c.gpu->min_loss_scale);
+  positive("initial-loss-scale", c.gpu->initial_loss_scale);
+  positive("loss-scale-window", c.gpu->loss_scale_window);
+  mega::expects(c.gpu->min_loss_scale <= c.gpu->initial_loss_scale, mega::ErrorCode::usage, [&] {
+    return mega::sentence("--min-loss-scale ", c.gpu->min_loss_scale,
+                          " is above --initial-loss-scale ", c.gpu->initial_loss_scale);
+  });
   mega::expects(c.gpu->memory.empty() || c.dry_run, mega::ErrorCode::usage,
                 "--gpu-memory plans for a GPU that is not here; give --dry-run with it");
 }
@@ -142,6 +154,7 @@ int main_on_gpus(const char* program, int argc, char** argv) {
   try {
     Config config;
     config.gpu.emplace();
+    config.watch_interval = 0;  // timing each wait would keep steps from being graphs
     if (const std::optional<int> code = read_config<Spec>(config, program, argc, argv))
       return *code;
     check_gpu_choices(config);
@@ -167,11 +180,9 @@ int main_on_gpus(const char* program, int argc, char** argv) {
     for (int rank = 0; rank < job.world(); ++rank)
       planned.push_back(plans[place_of(job, rank)].total());
     const HuggingFaceModel* const start_from = inputs.start_from ? &*inputs.start_from : nullptr;
-    if (choices.precision == Precision::bf16) {
-      train_on_gpus<Spec, mega::Bfloat16>(job, corpus, start_from, planned);
-    } else {
-      train_on_gpus<Spec, float>(job, corpus, start_from, planned);
-    }
+    with_element(choices.precision, [&]<class Element>(std::type_identity<Element>) {
+      train_on_gpus<Spec, Element>(job, corpus, start_from, planned);
+    });
     algorithms.write();
     return 0;
   } catch (const std::exception& e) {

@@ -11,11 +11,13 @@
 #include "sampler.hpp"
 #include "stages.hpp"
 #include "stop.hpp"
+#include "tracing.hpp"
 #include <mega/ckpt/sharded_checkpoint.hpp>
 #include <mega/core/error.hpp>
 #include <mega/data/batch.hpp>
 #include <mega/data/sampler.hpp>
 #include <mega/nn/transformer.hpp>
+#include <mega/scan/slow_rank_watch.hpp>
 #include <mega/train/agreement.hpp>
 #include <mega/train/plan.hpp>
 #include <mega/train/trainer.hpp>
@@ -49,9 +51,10 @@ namespace trainer {
 template <class Spec, backend Backend>
 struct Plan : mega::DefaultPlan {
   using device = typename Backend::device;
-  using communicator = typename Backend::communicator;
+  using communicator = RunComm<Backend>;
   using stage = mega::nn::Transformer<Spec, communicator, typename Backend::kernels>;
   using traversal = ChosenTraversal;
+  using hooks = RunHooks<Backend>;
 };
 
 /// One rank's run.
@@ -73,8 +76,11 @@ class TrainingRun {
         console_(job.config, world.rank() == 0),
         windows_(corpus.split.train, job.run.sequence, job.config.seed),
         device_(backend.make_device(world.rank())),
-        trainer_(world, job.options, Factory{job}, device_),
+        recorder_(make_recorder<typename Backend::recorder>(job, world.rank())),
+        world_(world, recorder_),
+        trainer_(world_, job.options, Factory{job}, device_, {recorder_, {}, {}}),
         agreement_(device_, world),
+        watch_(device_, world, job.options.mesh, job.config.watch_interval),
         data_rank_(job.options.mesh.coordinates(world.rank())[mega::Axis::data]) {
     if (corpus.split.valid.count > job.run.sequence)
       validation_.emplace(corpus.split.valid, job.run.sequence);
@@ -95,6 +101,11 @@ class TrainingRun {
       stopped = agreement_.largest(stop_requested ? 1 : 0) > 0;
       if (!stopped && c.save_interval > 0 && done % c.save_interval == 0 && done < job_.steps)
         save();
+    }
+    if (!c.trace_dir.empty()) {
+      recorder_.recorder().close();
+      console_.say(mega::sentence("traces of ", job_.world(), " ranks are in ", c.trace_dir,
+                                  "; mega-scan report ", c.trace_dir, "/* says what held them up"));
     }
     if (stopped)
       console_.say(mega::sentence("stopped by a signal after step ", trainer_.steps_done()));
@@ -170,6 +181,7 @@ class TrainingRun {
     consumed_ += c.global_batch;
     report.step = trainer_.steps_done();
     report.steps = job_.steps;
+    report.scales_loss = Trainer::scales_loss;
     report.learning_rate = rate;
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -177,7 +189,14 @@ class TrainingRun {
     report.memory_bytes = backend_.used_bytes(rank());
     report.planned_bytes = backend_.planned_bytes(rank());
     console_.step(report);
-    skipped_ = report.result.skipped ? skipped_ + 1 : 0;
+    const auto slow =
+        watch_.step_done(report.step - 1, [&] { return recorder_.recorder().take_fastest_step(); });
+    for (const mega::scan::SlowRank& rank : slow)
+      console_.say(mega::sentence("warning: ", mega::scan::to_string(rank)));
+    // A loss scale that can still come down explains a skipped step.
+    const bool explained =
+        Trainer::scales_loss && report.result.loss_scale > job_.options.loss_scaling.minimum;
+    skipped_ = report.result.skipped && !explained ? skipped_ + 1 : 0;
     mega::expects(skipped_ < 10, mega::ErrorCode::logic,
                   "ten steps in a row had a gradient norm that is not finite; lower --lr or look "
                   "at the data");
@@ -271,8 +290,11 @@ class TrainingRun {
   mega::data::ShuffledWindows windows_;
   std::optional<mega::data::SequentialWindows> validation_;
   Device device_;
+  RunRecorder<Backend> recorder_;
+  RunComm<Backend> world_;
   Trainer trainer_;
   mega::train::Agreement<Device, Comm> agreement_;
+  mega::scan::SlowRankWatch<Device, Comm> watch_;
   int data_rank_;
   mega::data::TokenBatch batch_;
   std::int64_t consumed_ = 0;

@@ -3,6 +3,7 @@
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/device.hpp>
 #include <mega/cuda/event.hpp>
+#include <mega/cuda/graph.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/memory.hpp>
 #include <mega/cuda/pack.cuh>
@@ -20,4 +21,5 @@
 #include <mega/nn/norm.cuh>
 #include <mega/nn/rope.cuh>
 #include <mega/optim/adamw.cuh>
+#include <mega/optim/loss_scaling.cuh>
 #include <mega/train/initial_values.cuh>

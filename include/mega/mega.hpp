@@ -17,11 +17,15 @@
 #include <mega/core/context.hpp>
 #include <mega/core/device.hpp>
 #include <mega/core/error.hpp>
+#include <mega/core/float16.hpp>
 #include <mega/core/hooks.hpp>
+#include <mega/core/loss_scale.hpp>
 #include <mega/core/mesh.hpp>
 #include <mega/core/parameter.hpp>
+#include <mega/core/replay.hpp>
 #include <mega/core/rng.hpp>
 #include <mega/core/stage.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/value.hpp>
 #include <mega/core/view.hpp>
 #include <mega/data/batch.hpp>
@@ -70,6 +74,7 @@
 #include <mega/nn/transformer_layer.hpp>
 #include <mega/optim/adamw.hpp>
 #include <mega/optim/learning_rate.hpp>
+#include <mega/optim/loss_scaling.hpp>
 #include <mega/train/agreement.hpp>
 #include <mega/train/gradient_reducer.hpp>
 #include <mega/train/groups.hpp>

@@ -1,6 +1,6 @@
-// Attention in bf16 on tensor cores: against the float host twin, and its speed.
-#include <mega/core/bfloat16.hpp>
+// Attention in bf16 and fp16 on tensor cores: against the float host twin, and its speed.
 #include <mega/core/rng.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/memory.hpp>
@@ -18,12 +18,14 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 // As generic code of the library calls them: the GPU's overloads come by the type of the stream.
 using namespace mega::nn;
 using mega::Bfloat16;
+using mega::Float16;
 using mega::Index;
 using mega::Matrix;
 using mega::RandomKey;
@@ -59,19 +61,22 @@ class Device {
   mega::cuda::Memory memory_;
 };
 
-/// Even in [-range, range), rounded to bf16.
-std::vector<Bfloat16> random_numbers(Index count, std::uint64_t seed, float range) {
+/// Even in [-range, range), rounded to T.
+template <class T>
+std::vector<T> random_numbers(Index count, std::uint64_t seed, float range) {
   const RandomKey key{seed, 0, 0, RandomUse::test};
-  std::vector<Bfloat16> out(static_cast<std::size_t>(count));
+  std::vector<T> out(static_cast<std::size_t>(count));
   for (Index i = 0; i < count; ++i)
-    out[static_cast<std::size_t>(i)] = Bfloat16((2 * key.uniform(i) - 1) * range);
+    out[static_cast<std::size_t>(i)] = T((2 * key.uniform(i) - 1) * range);
   return out;
 }
-std::vector<Bfloat16> poison(Index count) {
-  return std::vector<Bfloat16>(static_cast<std::size_t>(count),
-                               Bfloat16(std::numeric_limits<float>::quiet_NaN()));
+template <class T>
+std::vector<T> poison(Index count) {
+  return std::vector<T>(static_cast<std::size_t>(count),
+                        T(std::numeric_limits<float>::quiet_NaN()));
 }
-std::vector<float> as_floats(const std::vector<Bfloat16>& values) {
+template <class T>
+std::vector<float> as_floats(const std::vector<T>& values) {
   return {values.begin(), values.end()};
 }
 
@@ -93,7 +98,8 @@ double root_mean_square(Index rows, Index first, Index count, const F& f) {
 /// query that sees one key is zero, a difference of equal numbers, of which rounding leaves
 /// something: no part is measured in less than a tenth of what all columns have. One key has no
 /// others to outweigh that, so there it is a half.
-void check_near(const char* name, const std::vector<Bfloat16>& got, const std::vector<float>& host,
+template <class T>
+void check_near(const char* name, const std::vector<T>& got, const std::vector<float>& host,
                 Index rows, Index first, Index count) {
   CAPTURE(name);
   const Index width = static_cast<Index>(host.size()) / rows;
@@ -107,11 +113,13 @@ void check_near(const char* name, const std::vector<Bfloat16>& got, const std::v
       std::max(root_mean_square(rows, first, count, expected),
                (rows == 1 ? 0.5 : 0.1) * root_mean_square(rows, 0, width, expected));
   // bf16 rounds by up to 2^-9, here probabilities, scores' gradients, out and results: together
-  // some 3e-3. A key too many or too few in a row, or a mask shifted by one, is wrong by 5e-2 and
-  // more at these lengths. NaN fails.
-  CHECK(root_mean_square(rows, first, count, difference) < 1e-2 * size);
+  // some 3e-3. fp16 rounds by an eighth of that. A key too many or too few in a row, or a mask
+  // shifted by one, is wrong by 5e-2 and more at these lengths. NaN fails.
+  const double bound = std::is_same_v<T, Bfloat16> ? 1e-2 : 1.25e-3;
+  CHECK(root_mean_square(rows, first, count, difference) < bound * size);
 }
 
+template <class T>
 void check_attention(AttentionShape shape, AttentionDropout dropout) {
   CAPTURE(shape.batch);
   CAPTURE(shape.query_heads);
@@ -122,15 +130,15 @@ void check_attention(AttentionShape shape, AttentionDropout dropout) {
   const Index rows = shape.rows(), width = shape.width();
   const Index out_width = shape.query_heads * shape.head_dim;
   const Index statistics = shape.batch * shape.query_heads * shape.time;
-  const auto qkv = random_numbers(rows * width, 1, 2),
-             dout = random_numbers(rows * out_width, 2, 1);
+  const auto qkv = random_numbers<T>(rows * width, 1, 2),
+             dout = random_numbers<T>(rows * out_width, 2, 1);
 
   mega::cuda::Stream stream;
-  Device<Bfloat16> device_qkv(stream, qkv), device_dout(stream, dout),
-      device_out(stream, poison(rows * out_width)), device_dqkv(stream, poison(rows * width));
+  Device<T> device_qkv(stream, qkv), device_dout(stream, dout),
+      device_out(stream, poison<T>(rows * out_width)), device_dqkv(stream, poison<T>(rows * width));
   Device<float> device_lse(stream, std::vector<float>(static_cast<std::size_t>(statistics),
                                                       std::numeric_limits<float>::quiet_NaN()));
-  std::vector<Bfloat16> out, dqkv;
+  std::vector<T> out, dqkv;
   std::vector<float> lse;
   for (int time = 0; time < 2; ++time) {
     device_out.reset(stream);
@@ -180,30 +188,30 @@ void check_attention(AttentionShape shape, AttentionDropout dropout) {
 
 }  // namespace
 
-TEST_CASE("gpu: attention in bf16") {
+TEST_CASE_TEMPLATE("gpu: attention on tensor cores", T, Bfloat16, Float16) {
   for (const AttentionShape shape :
        {AttentionShape{1, 1, 1, 1, 16}, AttentionShape{2, 65, 3, 3, 64},
         AttentionShape{1, 128, 4, 2, 64}, AttentionShape{2, 200, 2, 1, 128},
         AttentionShape{1, 333, 6, 2, 32}, AttentionShape{1, 129, 2, 2, 96},
         AttentionShape{1, 517, 2, 2, 128}, AttentionShape{3, 70, 2, 1, 8},
         AttentionShape{1, 130, 3, 1, 80}, AttentionShape{5, 256, 12, 4, 128}}) {
-    check_attention(shape, {});
-    check_attention(shape, {0.1F, RandomKey{7, 1, 3, RandomUse::attention_dropout}, 2, 1,
-                            shape.query_heads + 3});
+    check_attention<T>(shape, {});
+    check_attention<T>(shape, {0.1F, RandomKey{7, 1, 3, RandomUse::attention_dropout}, 2, 1,
+                               shape.query_heads + 3});
   }
 }
 
-TEST_CASE("gpu: attention in bf16 of no samples is nothing") {
+TEST_CASE_TEMPLATE("gpu: attention of no samples is nothing", T, Bfloat16, Float16) {
   mega::cuda::Stream stream;
   const AttentionShape shape{0, 8, 1, 1, 16};
-  const Matrix<Bfloat16> out(nullptr, 0, 16), packed(nullptr, 0, 48);
+  const Matrix<T> out(nullptr, 0, 16), packed(nullptr, 0, 48);
   const View<float, 3> lse(nullptr, 0, 1, 8);
   attention_forward(stream, out, lse, packed, shape);
   attention_backward(stream, packed, out, packed, out, lse, shape);
   CHECK_NOTHROW(stream.synchronize());
 }
 
-TEST_CASE("gpu: attention in bf16 refuses what it cannot do") {
+TEST_CASE("gpu: attention on tensor cores refuses what it cannot do") {
   mega::cuda::Stream stream;
   const auto forward = [&](Index head_dim, Bfloat16* at) {
     attention_forward(stream, Matrix<Bfloat16>(nullptr, 1, head_dim),
@@ -211,12 +219,12 @@ TEST_CASE("gpu: attention in bf16 refuses what it cannot do") {
                       AttentionShape{1, 1, 1, 1, head_dim});
   };
   CHECK_THROWS_WITH_AS(forward(136, nullptr),
-                       "attention_forward: head dim 136 does not fit the bf16 kernels; use a "
-                       "multiple of 8 up to 128",
+                       "attention_forward: head dim 136 does not fit the tensor-core kernels; "
+                       "use a multiple of 8 up to 128",
                        mega::Error);
   CHECK_THROWS_WITH_AS(forward(12, nullptr),
-                       "attention_forward: head dim 12 does not fit the bf16 kernels; use a "
-                       "multiple of 8 up to 128",
+                       "attention_forward: head dim 12 does not fit the tensor-core kernels; "
+                       "use a multiple of 8 up to 128",
                        mega::Error);
   alignas(16) Bfloat16 memory[9];
   CHECK_THROWS_WITH_AS(forward(8, memory + 1),
@@ -247,9 +255,10 @@ TEST_CASE("gpu: speed of attention in bf16") {
        {AttentionShape{16, 2048, 12, 12, 64}, AttentionShape{8, 2048, 16, 16, 128},
         AttentionShape{4, 4096, 32, 8, 64}, AttentionShape{1, 8192, 32, 8, 128}}) {
     const Index rows = shape.rows(), out_width = shape.query_heads * shape.head_dim;
-    Device<Bfloat16> qkv(stream, random_numbers(rows * shape.width(), 1, 2)),
-        dqkv(stream, poison(rows * shape.width())),
-        dout(stream, random_numbers(rows * out_width, 2, 1)), out(stream, poison(rows * out_width));
+    Device<Bfloat16> qkv(stream, random_numbers<Bfloat16>(rows * shape.width(), 1, 2)),
+        dqkv(stream, poison<Bfloat16>(rows * shape.width())),
+        dout(stream, random_numbers<Bfloat16>(rows * out_width, 2, 1)),
+        out(stream, poison<Bfloat16>(rows * out_width));
     Device<float> statistics(
         stream, std::vector<float>(static_cast<std::size_t>(rows * shape.query_heads)));
     const View<float, 3> lse(statistics.data(), shape.batch, shape.query_heads, shape.time);

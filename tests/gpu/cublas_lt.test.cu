@@ -1,15 +1,17 @@
 // Matrix products through cuBLASLt against sums in double precision on the same stored numbers.
 #include "twins.cuh"
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
 #include <mega/core/rng.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/cuda/memory.hpp>
 #include <mega/cuda/stream.hpp>
 #include <mega/nn/cublas_lt.hpp>
+#include <mega/nn/elementwise.cuh>
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -22,6 +24,7 @@
 using mega::Bfloat16;
 using mega::Error;
 using mega::ErrorCode;
+using mega::Float16;
 using mega::Index;
 using mega::cuda::Memory;
 using mega::cuda::Stream;
@@ -34,11 +37,13 @@ namespace {
 
 constexpr Transpose both[] = {Transpose::no, Transpose::yes};
 
-// Relative to the largest result. A stored bf16 number is off by 2^-9 of itself at most, and the
-// sum by far less; after GELU there may be a second rounding between product and function, whose
-// slope is up to 1.13.
-constexpr double one_rounding = 0x1p-8;
-constexpr double two_roundings = 1.5 * 0x1p-8;
+// Relative to the largest result. A stored bf16 number is off by 2^-9 of itself at most, one in
+// fp16 by an eighth of that, and the sum by far less; after GELU there may be a second rounding
+// between product and function, whose slope is up to 1.13, or between product and sum.
+template <class T>
+constexpr double one_rounding = std::is_same_v<T, Bfloat16> ? 0x1p-8 : 0x1p-11;
+template <class T>
+constexpr double two_roundings = 2 * one_rounding<T>;
 // fp32 sums of up to 2304 random products; TF32 would be off by 3e-4.
 constexpr double fp32_sums = 1e-5;
 // Tensor cores cut off where they add: once for 16 products, so 144 times 2^-24 on average.
@@ -164,9 +169,6 @@ std::vector<double> product(const std::vector<T>& a, const std::vector<T>& b, In
 }
 
 constexpr double gelu_slope = 0.79788456080286535588, gelu_cubic = 0.044715;
-double gelu(double x) {
-  return 0.5 * x * (1 + std::tanh(gelu_slope * (x + gelu_cubic * x * x * x)));
-}
 double gelu_derivative(double x) {
   const double t = std::tanh(gelu_slope * (x + gelu_cubic * x * x * x));
   return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * gelu_slope * (1 + 3 * gelu_cubic * x * x);
@@ -204,7 +206,7 @@ struct Factors {
 
 template <class T, class C>
 double bound_of_sums() {
-  if (std::is_same_v<C, Bfloat16>) return one_rounding;
+  if (mega::half_storage<C>) return one_rounding<C>;
   return std::is_same_v<T, float> ? fp32_sums : tensor_core_sums;
 }
 
@@ -240,7 +242,7 @@ void check_gemm(const std::string& what, const Factors<T>& f, Random& random) {
         };
         const std::vector<C> first = run();
         // Some algorithms round the product before they add what C held.
-        const double roundings = std::is_same_v<C, Bfloat16> && beta != 0 ? 1.5 : 1.0;
+        const double roundings = mega::half_storage<C> && beta != 0 ? 1.5 : 1.0;
         check_close(what, first, expected, s.n, s.pad, roundings * bound_of_sums<T, C>());
         c.reset(stream);
         CHECK(same_bits(run(), first));
@@ -273,10 +275,9 @@ void check_epilogues(const std::string& type, const Shape& s, bool must, double 
   const Factors<T> f(s, random);
   const std::vector<T> bias = random.numbers<T>(s.n, -3, 3);
   const std::vector<T> before_gelu = random.numbers<T>(s.m * s.n, -4, 4);
-  std::vector<double> biased(f.ab.size()), after_gelu(f.ab.size()), through_gelu(f.ab.size());
+  std::vector<double> biased(f.ab.size()), through_gelu(f.ab.size());
   for (std::size_t i = 0; i < biased.size(); ++i) {
     biased[i] = f.ab[i] + static_cast<float>(bias[i % static_cast<std::size_t>(s.n)]);
-    after_gelu[i] = gelu(biased[i]);
     through_gelu[i] = f.ab[i] * gelu_derivative(static_cast<float>(before_gelu[i]));
   }
   Stream stream;
@@ -292,8 +293,6 @@ void check_epilogues(const std::string& type, const Shape& s, bool must, double 
       const Array<T> a = f.left(stream, ta), b = f.right(stream, tb);
       // Twice, since the second product goes by the kept plan with other pointers.
       const Array<T> c[2] = {f.poisoned(stream), f.poisoned(stream)};
-      const Array<T> pre[2] = {f.poisoned(stream), f.poisoned(stream)};
-      const Array<T> activated[2] = {f.poisoned(stream), f.poisoned(stream)};
       const Array<T> gradient[2] = {f.poisoned(stream), f.poisoned(stream)};
       const bool has_bias = done_or_refused(type + " gemm_bias", must, [&] {
         for (const Array<T>& out : c)
@@ -305,19 +304,6 @@ void check_epilogues(const std::string& type, const Shape& s, bool must, double 
         CHECK(same_bits(c[0].read(stream), c[1].read(stream)));
       }
       if (f.ldc() % 8 != 0) continue;
-      const bool has_gelu = done_or_refused(type + " gemm_bias_gelu", must, [&] {
-        for (int i = 0; i < 2; ++i)
-          Product::gemm_bias_gelu(stream, ta, tb, s.m, s.n, s.k, a.data(), f.lda(ta), b.data(),
-                                  f.ldb(tb), bias_on_gpu.data(), pre[i].data(), activated[i].data(),
-                                  f.ldc());
-      });
-      if (has_gelu) {
-        check_close(type + " gemm_bias_gelu pre", pre[0].read(stream), biased, s.n, s.pad, single);
-        check_close(type + " gemm_bias_gelu", activated[0].read(stream), after_gelu, s.n, s.pad,
-                    twofold);
-        CHECK(same_bits(pre[0].read(stream), pre[1].read(stream)));
-        CHECK(same_bits(activated[0].read(stream), activated[1].read(stream)));
-      }
       const bool has_derivative = done_or_refused(type + " gemm_dgelu", must, [&] {
         for (const Array<T>& out : gradient)
           Product::gemm_dgelu(stream, ta, tb, s.m, s.n, s.k, a.data(), f.lda(ta), b.data(),
@@ -330,6 +316,95 @@ void check_epilogues(const std::string& type, const Shape& s, bool must, double 
       }
     }
   }
+}
+
+/// @param must  cuBLASLt does it for the gradient of a weight: A transposed, B not
+template <class T>
+void check_row_sums(const std::string& type, const Shape& s, bool must) {
+  using Product = CublasLtProduct<T>;
+  Random random(static_cast<std::uint64_t>(s.m * 1000 + s.k));
+  const Factors<T> f(s, random);
+  const std::vector<float> before = random.numbers<float>(s.m * s.n, -1, 1);
+  const std::vector<float> nothing(static_cast<std::size_t>(s.m), not_a_number<float>());
+  std::vector<double> sums(nothing.size());
+  for (std::size_t i = 0; i < f.a.size(); ++i)
+    sums[i / static_cast<std::size_t>(s.k)] += static_cast<float>(f.a[i]);
+  Stream stream;
+  for (const Transpose ta : both) {
+    for (const Transpose tb : both) {
+      const Array<T> a = f.left(stream, ta), b = f.right(stream, tb);
+      for (const float beta : {0.0F, 1.0F}) {
+        CAPTURE(s.m);
+        CAPTURE(s.n);
+        CAPTURE(s.k);
+        CAPTURE(ta);
+        CAPTURE(tb);
+        CAPTURE(beta);
+        std::vector<double> expected = f.ab;
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          expected[i] += static_cast<double>(beta * before[i]);
+        // Twice, since the second product goes by the kept plan with other pointers.
+        std::vector<float> products[2], row_sums[2];
+        bool done = true;
+        for (int i = 0; i < 2 && done; ++i) {
+          const auto c =
+              beta == 0
+                  ? f.template poisoned<float>(stream)
+                  : Array<float>(stream, stored(before, s.m, s.n, Transpose::no, s.pad), s.offset);
+          const Array<float> out(stream, nothing, s.offset);
+          const std::vector<float> untouched = c.read(stream);
+          done = Product::gemm_row_sums(stream, ta, tb, s.m, s.n, s.k, a.data(), f.lda(ta),
+                                        b.data(), f.ldb(tb), beta, c.data(), f.ldc(), out.data());
+          products[i] = c.read(stream);
+          row_sums[i] = out.read(stream);
+          if (done) continue;
+          CHECK(same_bits(products[i], untouched));
+          CHECK(same_bits(row_sums[i], nothing));
+        }
+        if (!done) {
+          CHECK_FALSE((must && ta == Transpose::yes && tb == Transpose::no));
+          MESSAGE(mega::sentence(type, ": no product with row sums for transposes ",
+                                 ta == Transpose::yes, tb == Transpose::yes, ", beta ", beta));
+          continue;
+        }
+        check_close(type + " gemm_row_sums", products[0], expected, s.n, s.pad,
+                    bound_of_sums<T, float>());
+        check_close(type + " gemm_row_sums sums", row_sums[0], sums, 1, 0,
+                    bound_of_sums<T, float>());
+        CHECK(same_bits(products[0], products[1]));
+        CHECK(same_bits(row_sums[0], row_sums[1]));
+      }
+    }
+  }
+}
+
+/// Median microseconds of run(), of 15.
+template <class Run>
+double microseconds(Stream& stream, const Run& run) {
+  std::vector<double> all;
+  for (int i = 0; i < 15; ++i) {
+    mega::nn::detail::Stopwatch watch;
+    watch.start(stream.native());
+    run();
+    watch.stop(stream.native());
+    stream.synchronize();
+    all.push_back(1e3 * static_cast<double>(watch.milliseconds()));
+  }
+  std::nth_element(all.begin(), all.begin() + 7, all.end());
+  return all[7];
+}
+
+/// Numbers that repeat after a million.
+Memory many_numbers(Stream& stream, Index count) {
+  Random random(3);
+  const std::vector<Bfloat16> some = random.numbers<Bfloat16>(Index{1} << 20, -1, 1);
+  Memory out(static_cast<std::size_t>(count) * sizeof(Bfloat16));
+  for (Index at = 0; at < count; at += static_cast<Index>(some.size())) {
+    const Index n = std::min(static_cast<Index>(some.size()), count - at);
+    upload(stream, mega::Vector<Bfloat16>(reinterpret_cast<Bfloat16*>(out.data()) + at, n),
+           mega::Vector<const Bfloat16>(some.data(), n));
+  }
+  return out;
 }
 
 /// A line as text() writes it, for a GPU that does not exist.
@@ -355,6 +430,9 @@ TEST_CASE("gpu cublas_lt: products") {
     const Factors<Bfloat16> narrow(s, random);
     check_gemm<Bfloat16, Bfloat16>("gemm bf16", narrow, random);
     check_gemm<Bfloat16, float>("gemm bf16 to fp32", narrow, random);
+    const Factors<Float16> half(s, random);
+    check_gemm<Float16, Float16>("gemm fp16", half, random);
+    check_gemm<Float16, float>("gemm fp16 to fp32", half, random);
     check_gemm<float, float>("gemm fp32", Factors<float>(s, random), random);
   }
 }
@@ -392,17 +470,74 @@ TEST_CASE("gpu cublas_lt: empty products") {
   CHECK(rows.read(stream) == twice);
 }
 
-TEST_CASE("gpu cublas_lt: bias and GELU in the product") {
+TEST_CASE("gpu cublas_lt: bias and the derivative of GELU in the product") {
   for (const Shape& s :
-       {Shape{64, 128, 96, 0, 0}, Shape{136, 264, 72, 8, 0}, Shape{512, 384, 768, 0, 0}})
-    check_epilogues<Bfloat16>("bf16", s, true, one_rounding, two_roundings);
+       {Shape{64, 128, 96, 0, 0}, Shape{136, 264, 72, 8, 0}, Shape{512, 384, 768, 0, 0}}) {
+    check_epilogues<Bfloat16>("bf16", s, true, one_rounding<Bfloat16>, two_roundings<Bfloat16>);
+    // The approximate tanh of the GPU, off by 2^-11, is no longer small beside the rounding.
+    check_epilogues<Float16>("fp16", s, true, one_rounding<Float16>, 0x1p-9);
+  }
   for (const Shape& s : {Shape{64, 128, 96, 0, 0}, Shape{136, 264, 72, 8, 0}}) {
     // cuBLASLt does not say how exactly it computes GELU; the approximate tanh of the GPU is off by
     // 2^-11.
     check_epilogues<float>("fp32", s, false, fp32_sums, 0x1p-10);
   }
   for (const Shape& s : {Shape{7, 33, 65, 0, 0}, Shape{31, 40, 17, 0, 1}, Shape{1, 8, 8, 0, 0}})
-    check_epilogues<Bfloat16>("odd bf16", s, false, one_rounding, two_roundings);
+    check_epilogues<Bfloat16>("odd bf16", s, false, one_rounding<Bfloat16>,
+                              two_roundings<Bfloat16>);
+}
+
+TEST_CASE("gpu cublas_lt: row sums beside the product") {
+  for (const Shape& s :
+       {Shape{64, 128, 96, 0, 0}, Shape{136, 264, 72, 8, 0}, Shape{384, 512, 2304, 0, 0}}) {
+    check_row_sums<Bfloat16>("bf16", s, true);
+    check_row_sums<Float16>("fp16", s, false);
+    check_row_sums<float>("fp32", s, false);
+  }
+  for (const Shape& s : {Shape{7, 33, 65, 0, 0}, Shape{31, 40, 17, 0, 1}, Shape{1, 8, 8, 0, 0}})
+    check_row_sums<Bfloat16>("odd bf16", s, false);
+  Stream stream;
+  const Array<Bfloat16> x(stream, std::vector<Bfloat16>(64, Bfloat16(1.0F)));
+  const Array<float> out(stream, std::vector<float>(64, 1.0F));
+  for (const auto [m, n, k] : {std::array<Index, 3>{0, 8, 8}, {8, 0, 8}, {8, 8, 0}}) {
+    CHECK_FALSE(CublasLtProduct<Bfloat16>::gemm_row_sums(stream, Transpose::yes, Transpose::no, m,
+                                                         n, k, x.data(), 8, x.data(), 8, 0.0F,
+                                                         out.data(), 8, out.data()));
+  }
+  CHECK(out.read(stream) == std::vector<float>(64, 1.0F));
+}
+
+TEST_CASE("gpu cublas_lt: rates of a weight's gradient with its bias's, in one call and in two") {
+  const Choosing timed(AlgorithmChoice::timed);
+  using Product = CublasLtProduct<Bfloat16>;
+  constexpr Index rows = 16384;
+  for (const auto [outputs, inputs] :
+       {std::array<Index, 2>{6144, 2048}, {8192, 2048}, {2304, 768}, {3072, 768}}) {
+    Stream stream;
+    const Memory dy = many_numbers(stream, rows * outputs), x = many_numbers(stream, rows * inputs);
+    const Array<float> dw(stream, std::vector<float>(static_cast<std::size_t>(outputs * inputs)));
+    const Array<float> db(stream, std::vector<float>(static_cast<std::size_t>(outputs)));
+    const auto* const left = reinterpret_cast<const Bfloat16*>(dy.data());
+    const auto* const right = reinterpret_cast<const Bfloat16*>(x.data());
+    const double product = microseconds(stream, [&] {
+      Product::gemm(stream, Transpose::yes, Transpose::no, outputs, inputs, rows, 1.0F, left,
+                    outputs, right, inputs, 0.0F, dw.data(), inputs);
+    });
+    const double bias = microseconds(stream, [&] {
+      bias_gradient(stream, mega::Vector<float>(db.data(), outputs),
+                    mega::Matrix<const Bfloat16>(left, rows, outputs));
+    });
+    bool done = true;
+    const double joined = microseconds(stream, [&] {
+      done =
+          Product::gemm_row_sums(stream, Transpose::yes, Transpose::no, outputs, inputs, rows, left,
+                                 outputs, right, inputs, 0.0F, dw.data(), inputs, db.data()) &&
+          done;
+    });
+    MESSAGE(mega::sentence("weight ", outputs, " x ", inputs, " of ", rows, " rows: product ",
+                           product, " us, then bias ", bias, " us; in one call ",
+                           done ? joined : -1.0, " us"));
+  }
 }
 
 TEST_CASE("gpu cublas_lt: what cannot be is refused with a sentence") {
@@ -410,9 +545,6 @@ TEST_CASE("gpu cublas_lt: what cannot be is refused with a sentence") {
   const Array<Bfloat16> x(stream, std::vector<Bfloat16>(1024, Bfloat16(1.0F)));
   Bfloat16* const at = x.data();
   using Product = CublasLtProduct<Bfloat16>;
-  CHECK_THROWS_WITH_AS(Product::gemm_bias_gelu(stream, Transpose::no, Transpose::yes, 4, 33, 8, at,
-                                               8, at, 8, at, at, at, 33),
-                       doctest::Contains("ldc is 33, cuBLASLt takes multiples of 8"), Error);
   CHECK_THROWS_WITH_AS(Product::gemm_dgelu(stream, Transpose::no, Transpose::no, 4, 12, 8, at, 8,
                                            at, 12, at, at, 12),
                        doctest::Contains("ldc is 12, cuBLASLt takes multiples of 8"), Error);
@@ -491,7 +623,8 @@ TEST_CASE("gpu cublas_lt: a timed choice is right, is kept, and can be read agai
   CHECK(lines() == before + 16);
   check_gemm<float, float>("timed gemm fp32", Factors<float>(s, random), random);
   CHECK(lines() == before + 24);
-  check_epilogues<Bfloat16>("timed bf16", {192, 320, 256, 8, 0}, true, one_rounding, two_roundings);
+  check_epilogues<Bfloat16>("timed bf16", {192, 320, 256, 8, 0}, true, one_rounding<Bfloat16>,
+                            two_roundings<Bfloat16>);
 
   MatmulAlgorithms copy;
   copy.read(algorithms.text());

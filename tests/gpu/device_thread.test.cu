@@ -3,8 +3,8 @@
 #include "tests/support/device_buffer.hpp"
 #include <mega/comm/device_thread.cuh>
 #include <mega/comm/thread.hpp>
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/rng.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/host/stream.hpp>
 
 #include <doctest/doctest.h>
@@ -34,12 +34,13 @@ using mega::cuda::Stream;
 template <class T>
 using Buffer = support::DeviceBuffer<T>;
 
+/// Eight of them add up to a number that Float16 holds.
 template <class T>
 std::vector<T> values(int rank, Index n) {
   const mega::RandomKey key{.seed = 3, .use = mega::RandomUse::test};
   std::vector<T> out;
   for (Index i = 0; i < n; ++i)
-    out.push_back(static_cast<T>(static_cast<double>(key.bits(64 * i + rank)) / 65537.0 - 30000.0));
+    out.push_back(static_cast<T>(static_cast<double>(key.bits(64 * i + rank)) / 655370.0 - 3000.0));
   return out;
 }
 
@@ -213,6 +214,7 @@ TEST_CASE("device threads: collectives give the canonical tree bit for bit") {
       check_collectives<float>(ranks, n);
       check_collectives<double>(ranks, n);
       check_collectives<mega::Bfloat16>(ranks, n);
+      check_collectives<mega::Float16>(ranks, n);
       check_collectives<std::int32_t>(ranks, n);
       check_collectives<std::int64_t>(ranks, n);
     }

@@ -317,6 +317,7 @@ TEST_CASE("gpu: optimizer") {
     // Not in order, and a gap that no segment owns.
     auto& segments = t.given(
         std::vector<Segment>{{size / 2, size - size / 7, false}, {0, size / 2 - size / 9, true}});
+    auto& inputs = t.given(std::vector<StepInputs>{{0, 0, 1e-2F}, {0, 1, 1e-2F}});
     auto& count = t.given(std::vector<std::int64_t>{-1});
     auto& one_over = t.poisoned(1);
     t.run([&](auto& s, auto at) {
@@ -325,10 +326,13 @@ TEST_CASE("gpu: optimizer") {
       reciprocal(s, one_over(at), Vector<const std::int64_t>(count(at)));
       add_sum_of_squares(s, squares(at).slice(1, 1), InVector(gradient(at)));
       clip_by_norm(s, control(at), Vector<const double>(squares(at)), 1.0);
-      for (const std::int64_t step : {1, 2})
+      for (const Index step : {0, 1}) {
+        correct_bias(s, control(at), Vector<const StepInputs>(inputs(at).slice(step, 1)),
+                     AdamWOptions{});
         adamw_update(s, values(at), first(at), second(at), InVector(gradient(at)),
                      Vector<const Segment>(segments(at)), Vector<const UpdateControl>(control(at)),
-                     AdamWOptions{}, 1e-2F, step);
+                     AdamWOptions{});
+      }
     });
     check_equal("accumulate", inout);
     check_equal("assign", count);
@@ -363,7 +367,7 @@ TEST_CASE("gpu: a norm that is not finite changes no parameter") {
     clip_by_norm(s, control(at), Vector<const double>(squares(at)), 1.0);
     adamw_update(s, values(at), first(at), second(at), InVector(gradient(at)),
                  Vector<const Segment>(segments(at)), Vector<const UpdateControl>(control(at)),
-                 AdamWOptions{}, 1e-2F, 1);
+                 AdamWOptions{});
   });
   CHECK(one_over.result()[0] == 0.0F);
   CHECK(control.result()[0].skip == 1);

@@ -1,8 +1,8 @@
-// Operations of the Transformer and the optimizer on stored numbers, float and Bfloat16: GPU
-// against the host twin in float, on operands that both storages hold exactly; then how fast they
-// move memory.
+// Operations of the Transformer and the optimizer on stored numbers, float, Bfloat16 and Float16:
+// GPU against the host twin in float, on operands that all storages hold exactly; then how fast
+// they move memory.
 #include "twins.cuh"
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/device.cuh>
 #include <mega/nn/copy_columns.hpp>
 #include <mega/nn/cross_entropy.hpp>
@@ -14,6 +14,7 @@
 #include <mega/nn/rope.hpp>
 #include <mega/nn/rope_frequencies.hpp>
 #include <mega/optim/adamw.hpp>
+#include <mega/optim/loss_scaling.hpp>
 
 #include <cuda_runtime.h>
 #include <doctest/doctest.h>
@@ -34,6 +35,8 @@
 using namespace mega::nn;
 using namespace mega::optim;
 using mega::Bfloat16;
+using mega::Float16;
+using mega::LossScale;
 using mega::RandomKey;
 using mega::RandomUse;
 using namespace mega_test;
@@ -98,7 +101,7 @@ class Operands {
  public:
   explicit Operands(Index seed) : key_{static_cast<std::uint64_t>(seed), 0, 0, RandomUse::test} {}
 
-  /// Multiples of 1/16 in [low, high): sums of a few are exact in both storages up to 8.
+  /// Multiples of 1/16 in [low, high): sums of a few are exact in all storages up to 8.
   Stored<T>& grid(Index count, int low = -2, int high = 2) {
     std::vector<float> values(static_cast<std::size_t>(count));
     for (float& v : values)
@@ -174,9 +177,15 @@ double difference(const Stored<T>& twin) {
   return largest > 0 ? worst / largest : worst;
 }
 
-/// One rounding to 8 bits, of a result that is right to some units of float's last place.
+/// One rounding to 8 or 11 bits, of a result that is right to some units of float's last place.
 template <class T>
-constexpr double rounded = std::is_same_v<T, float> ? 4e-6 : 0x1p-8;
+constexpr double rounded = std::is_same_v<T, float>      ? 4e-6
+                           : std::is_same_v<T, Bfloat16> ? 0x1p-8
+                                                         : 0x1p-11;
+template <class T>
+constexpr const char* type_name = std::is_same_v<T, float>      ? " (float)"
+                                  : std::is_same_v<T, Bfloat16> ? " (Bfloat16)"
+                                                                : " (Float16)";
 /// Sums in float of up to some thousand products of exact operands, in another order.
 constexpr double sums = 1e-5;
 
@@ -184,8 +193,7 @@ template <class T>
 void check_close(const std::string& result, const Stored<T>& twin, double bound = rounded<T>) {
   CAPTURE(result);
   const double worst = difference(twin);
-  WorstDifferences::table().add(result + (std::is_same_v<T, float> ? " (float)" : " (Bfloat16)"),
-                                worst);
+  WorstDifferences::table().add(result + type_name<T>, worst);
   CHECK(worst <= bound);
 }
 template <class T>
@@ -231,7 +239,7 @@ const std::vector<Shape> group_shapes = {{7, 776},   {133, 768}, {1237, 2048}, {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("gpu: norms of stored rows", T, float, Bfloat16) {
+TEST_CASE_TEMPLATE("gpu: norms of stored rows", T, float, Bfloat16, Float16) {
   for (const auto [rows, cols] : shapes) {
     CAPTURE(rows);
     CAPTURE(cols);
@@ -278,8 +286,8 @@ TEST_CASE_TEMPLATE("gpu: norms of stored rows", T, float, Bfloat16) {
   }
 }
 
-TEST_CASE_TEMPLATE("gpu: a sum and its norm; the norm again has the same bits", T, float,
-                   Bfloat16) {
+TEST_CASE_TEMPLATE("gpu: a sum and its norm; the norm again has the same bits", T, float, Bfloat16,
+                   Float16) {
   for (const auto [rows, cols] : shapes) {
     for (const bool with_bias : {false, true}) {
       CAPTURE(rows);
@@ -337,10 +345,10 @@ TEST_CASE_TEMPLATE("gpu: a sum and its norm; the norm again has the same bits", 
 }
 
 TEST_CASE_TEMPLATE("gpu: y is rounded before its norm; operands out of step change no bits", T,
-                   float, Bfloat16) {
+                   float, Bfloat16, Float16) {
   const Index rows = 9, cols = 768;
   Operands<T> t(41);
-  auto& x = t.grid(rows * cols, -100, 100);  // sums have more than 8 bits
+  auto& x = t.grid(rows * cols, -1000, 1000);  // sums have more than 11 bits
   auto& branch = t.grid(rows * cols + 1, -1, 1);
   auto& weight = t.grid(cols, 1, 2);
   auto& bias = t.grid(cols);
@@ -363,7 +371,7 @@ TEST_CASE_TEMPLATE("gpu: y is rounded before its norm; operands out of step chan
   CHECK(Stored<T>::same_bits(out.result(), again.result()));
 }
 
-TEST_CASE_TEMPLATE("gpu: backward of a norm in one pass", T, float, Bfloat16) {
+TEST_CASE_TEMPLATE("gpu: backward of a norm in one pass", T, float, Bfloat16, Float16) {
   for (const auto [rows, cols] : shapes) {
     for (const bool residual : {false, true}) {
       CAPTURE(rows);
@@ -417,7 +425,7 @@ TEST_CASE_TEMPLATE("gpu: backward of a norm in one pass", T, float, Bfloat16) {
 }
 
 TEST_CASE_TEMPLATE("gpu: backward of a norm, with each operand that may be left out or shared", T,
-                   float, Bfloat16) {
+                   float, Bfloat16, Float16) {
   enum class Place { apart, of_dy, of_dout };
   for (const auto [rows, cols] : group_shapes)
     for (const bool with_branch : {false, true})
@@ -472,7 +480,7 @@ TEST_CASE_TEMPLATE("gpu: backward of a norm, with each operand that may be left 
         }
 }
 
-TEST_CASE_TEMPLATE("gpu: elements and columns of stored matrices", T, float, Bfloat16) {
+TEST_CASE_TEMPLATE("gpu: elements and columns of stored matrices", T, float, Bfloat16, Float16) {
   for (const auto [rows, cols] : shapes) {
     CAPTURE(rows);
     CAPTURE(cols);
@@ -531,7 +539,7 @@ TEST_CASE_TEMPLATE("gpu: elements and columns of stored matrices", T, float, Bfl
   }
 }
 
-TEST_CASE_TEMPLATE("gpu: rotary embedding of stored heads", T, float, Bfloat16) {
+TEST_CASE_TEMPLATE("gpu: rotary embedding of stored heads", T, float, Bfloat16, Float16) {
   // Halves of a head that are packs and ones that are not; the values stay as they are.
   for (const AttentionShape shape :
        {AttentionShape{1, 1, 1, 1, 2}, AttentionShape{2, 9, 4, 2, 8},
@@ -551,7 +559,7 @@ TEST_CASE_TEMPLATE("gpu: rotary embedding of stored heads", T, float, Bfloat16) 
   }
 }
 
-TEST_CASE_TEMPLATE("gpu: embeddings of stored tables", T, float, Bfloat16) {
+TEST_CASE_TEMPLATE("gpu: embeddings of stored tables", T, float, Bfloat16, Float16) {
   struct Case {
     Index tokens, vocab, cols, first_row;
   };
@@ -597,7 +605,7 @@ TEST_CASE_TEMPLATE("gpu: embeddings of stored tables", T, float, Bfloat16) {
   }
 }
 
-TEST_CASE_TEMPLATE("gpu: cross-entropy of stored logits", T, float, Bfloat16) {
+TEST_CASE_TEMPLATE("gpu: cross-entropy of stored logits", T, float, Bfloat16, Float16) {
   struct Case {
     Index rows, cols, valid, first;
   };
@@ -649,10 +657,11 @@ TEST_CASE_TEMPLATE("gpu: cross-entropy of stored logits", T, float, Bfloat16) {
   }
 }
 
-TEST_CASE_TEMPLATE("gpu: extreme logits neither overflow nor hide", T, float, Bfloat16) {
+TEST_CASE_TEMPLATE("gpu: extreme logits neither overflow nor hide", T, float, Bfloat16, Float16) {
   const Index rows = 3, cols = 2048;
-  std::vector<float> extreme(static_cast<std::size_t>(rows * cols), -0x1p127F);
-  extreme[7] = 0x1p120F;  // all the probability in one column
+  constexpr float huge = std::is_same_v<T, Float16> ? 0x1p15F : 0x1p127F;
+  std::vector<float> extreme(static_cast<std::size_t>(rows * cols), -huge);
+  extreme[7] = huge / 128;  // all the probability in one column
   for (Index c = 0; c < cols; ++c) {
     extreme[static_cast<std::size_t>(cols + c)] = -INFINITY;  // but two columns
     extreme[static_cast<std::size_t>(2 * cols + c)] = c % 2 == 0 ? 0.0F : -INFINITY;
@@ -681,7 +690,7 @@ TEST_CASE_TEMPLATE("gpu: extreme logits neither overflow nor hide", T, float, Bf
   CHECK(static_cast<float>(logits.result()[static_cast<std::size_t>(cols + 4)]) == 0.0F);
 }
 
-TEST_CASE_TEMPLATE("gpu: optimizer with masters", T, float, Bfloat16) {
+TEST_CASE_TEMPLATE("gpu: optimizer with masters", T, float, Bfloat16, Float16) {
   for (const Index size : {Index{1}, Index{1000}, Index{100'003}}) {
     CAPTURE(size);
     Operands<T> t(size);
@@ -699,15 +708,18 @@ TEST_CASE_TEMPLATE("gpu: optimizer with masters", T, float, Bfloat16) {
       runs.push_back({begin, begin + 3, begin % 2 == 0});
     runs.push_back({size / 3, size / 3, true});
     auto& segments = t.given(runs);
+    auto& inputs = t.given(std::vector<StepInputs>{{0, 0, 1e-2F}, {0, 1, 1e-2F}});
     t.run([&](auto& s, auto at) {
       to_storage(s, rounded_gradient(at), InVector(gradient(at)));
-      for (const std::int64_t step : {1, 2}) {
-        if constexpr (std::is_same_v<decltype(at), OnDevice> && std::is_same_v<T, Bfloat16>) {
+      for (const Index step : {0, 1}) {
+        correct_bias(s, control(at), Vector<const StepInputs>(inputs(at).slice(step, 1)),
+                     AdamWOptions{});
+        if constexpr (std::is_same_v<decltype(at), OnDevice> && mega::half_storage<T>) {
           adamw_update(s, values(at), master(at), first(at), second(at), gradient(at), segments(at),
-                       control(at), AdamWOptions{}, 1e-2F, step);
+                       control(at), AdamWOptions{});
         } else {
           adamw_update(s, master(at), first(at), second(at), gradient(at), segments(at),
-                       control(at), AdamWOptions{}, 1e-2F, step);
+                       control(at), AdamWOptions{});
         }
       }
     });
@@ -715,13 +727,13 @@ TEST_CASE_TEMPLATE("gpu: optimizer with masters", T, float, Bfloat16) {
     check_close("adamw_update master", master, 1e-6);
     check_close("adamw_update first moment", first, 1e-6);
     check_close("adamw_update second moment", second, 1e-6);
-    if constexpr (std::is_same_v<T, Bfloat16>) {
+    if constexpr (mega::half_storage<T>) {
       std::vector<bool> updated(static_cast<std::size_t>(size));
       for (const Segment& run : runs)
         for (Index i = run.begin; i < run.end; ++i) updated[static_cast<std::size_t>(i)] = true;
       Index wrong = 0;
       for (std::size_t i = 0; i < updated.size(); ++i) {
-        const Bfloat16 expected(updated[i] ? master.result()[i] : values.initial()[i]);
+        const T expected(updated[i] ? master.result()[i] : values.initial()[i]);
         wrong += values.result()[i].bits != expected.bits ? 1 : 0;
       }
       CHECK(wrong == 0);
@@ -740,10 +752,76 @@ TEST_CASE("gpu: a skipped step changes no value") {
   t.run([&](auto& s, auto at) {
     if constexpr (std::is_same_v<decltype(at), OnDevice>)
       adamw_update(s, values(at), master(at), moment(at), moment(at), gradient(at), segments(at),
-                   control(at), AdamWOptions{}, 1e-2F, 1);
+                   control(at), AdamWOptions{});
   });
   check_equal("adamw_update values", values);
   check_equal("adamw_update master", master);
+}
+
+TEST_CASE("gpu: loss scaling has the bits of the host twin, whatever the norm") {
+  const LossScalingOptions options{.growth_interval = 3};
+  for (const double square : {2.0, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    CAPTURE(square);
+    Operands<float> t(53);
+    auto& squares = t.given(std::vector<double>{0x1p40, 3 * 0x1p38, square * 0x1p30});
+    auto& scale = t.given(std::vector<LossScale>{{4096, 1, 7}});
+    auto& control = t.given(std::vector<UpdateControl>(1));
+    auto& count = t.given(std::vector<std::int64_t>{6});
+    auto& factor = t.unset(1);
+    t.run([&](auto& s, auto at) {
+      reciprocal(s, factor(at), Vector<const std::int64_t>(count(at)),
+                 Vector<const LossScale>(scale(at)));
+      for (int step = 0; step < 4; ++step)
+        clip_by_norm(s, control(at), scale(at), Vector<const double>(squares(at)), 1.0, options);
+    });
+    check_equal("reciprocal of a scale", factor);
+    CHECK(scale.equal());
+    CHECK(factor.result()[0] == 4096.0F / 6);
+    if (std::isfinite(square)) {
+      CHECK(scale.result()[0] == LossScale{8192, 2, 7});  // it grows after the second good step
+      CHECK(control.result()[0].norm ==
+            doctest::Approx(std::sqrt(1.75 * 0x1p40 + 2 * 0x1p30) / 8192));
+      CHECK(control.result()[0].gradient_scale * 8192 * control.result()[0].norm ==
+            doctest::Approx(1.0).epsilon(1e-6));
+    } else {
+      CHECK(scale.result()[0] == LossScale{256, 0, 11});
+      CHECK(control.result()[0].skip == 1);
+      CHECK(control.result()[0].skipped_steps == 10);
+    }
+  }
+}
+
+TEST_CASE("gpu: every number of Float16 is widened and rounded as on the host") {
+  // All numbers with a half step more, and less: to the even neighbour. NaNs stay such.
+  std::vector<float> wide;
+  for (unsigned bits = 0; bits < 0x10000; ++bits) {
+    Float16 half;
+    half.bits = static_cast<std::uint16_t>(bits);
+    const float value = half;
+    for (const float x : {value, value * (1 + 0x1p-11F), value * (1 - 0x1p-12F), value * 3})
+      wide.push_back(x);
+  }
+  // Of an odd length, so that numbers go by packs and one by one.
+  wide.push_back(0.1F);
+  Operands<Float16> t(59);
+  auto& in = t.given(wide);
+  auto& rounded = t.poisoned(in.size());
+  auto& doubled = t.poisoned(in.size());
+  t.run([&](auto& s, auto at) {
+    to_storage(s, rounded(at), InVector(in(at)));
+    add(s, doubled.matrix(at, 1), rounded.matrix(at, 1), rounded.matrix(at, 1));
+  });
+  Index wrong = 0;
+  for (std::size_t i = 0; i < wide.size(); ++i) {
+    const Float16 expected(wide[i]);
+    const auto differs = [](Float16 got, Float16 want) {
+      return std::isnan(static_cast<float>(want)) ? !std::isnan(static_cast<float>(got))
+                                                  : got.bits != want.bits;
+    };
+    wrong += differs(rounded.result()[i], expected) ? 1 : 0;
+    wrong += differs(doubled.result()[i], Float16(2 * static_cast<float>(expected))) ? 1 : 0;
+  }
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("gpu: sums of squares of many ranges") {
@@ -1007,11 +1085,11 @@ TEST_CASE("gpu: rates of the operations on Bfloat16") {
     const auto n = static_cast<double>(size);
     bench.time("adamw_update, masters, 162.5e6", 30 * n, [&](auto& s, int t) {
       adamw_update(s, of(values, t), of(master, t), of(first, t), of(second, t), of(gradient, t),
-                   segments, control, AdamWOptions{}, 1e-3F, 10);
+                   segments, control, AdamWOptions{});
     });
     bench.time("adamw_update, float, 162.5e6", 28 * n, [&](auto& s, int t) {
       adamw_update(s, of(master, t), of(first, t), of(second, t), of(gradient, t), segments,
-                   control, AdamWOptions{}, 1e-3F, 10);
+                   control, AdamWOptions{});
     });
     bench.time("sums_of_squares 162.5e6", 4 * n, [&](auto& s, int t) {
       sums_of_squares(s, of(squares, t), InVector(of(gradient, t)), ranges);

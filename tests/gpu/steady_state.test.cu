@@ -1,6 +1,7 @@
 // What a steady training step must not do on the GPU: take or give back memory, hold the host back,
 // load code. CUPTI tells of every call of the process, and the test counts.
 #if __has_include(<cupti.h>)
+#include "../support/cuda_calls.hpp"
 #include <mega/comm/device_thread.cuh>
 #include <mega/device.cuh>
 #include <mega/mega.hpp>
@@ -11,21 +12,14 @@
 #endif
 
 #include <cuda_runtime.h>
-#include <cupti.h>
 #include <doctest/doctest.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <map>
-#include <mutex>
 #include <string>
-#include <string_view>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 namespace {
@@ -35,166 +29,15 @@ using mega::Index;
 using mega::Matrix;
 using mega::cuda::check;
 using mega::cuda::Stream;
-
-/// Whether a call of the driver or of the runtime takes or gives back memory of the device or
-/// page-locked memory, lets the host wait or ask whether it would have to, or loads code.
-/// @param name  without what follows an underscore: versions, and kinds of default streams
-bool is_unsteady(std::string_view name) {
-  const auto begins = [](std::string_view text, std::string_view with) {
-    return text.substr(0, with.size()) == with;
-  };
-  const auto ends = [](std::string_view text, std::string_view with) {
-    return text.size() >= with.size() && text.substr(text.size() - with.size()) == with;
-  };
-  name.remove_prefix(begins(name, "cuda") ? 4 : begins(name, "cu") ? 2 : name.size());
-  if (ends(name, "Synchronize") || ends(name, "Query")) return true;
-  if (begins(name, "Memcpy") || begins(name, "Memset"))
-    return name.find("Async") == std::string_view::npos;
-  for (const std::string_view unsteady : {"MemAlloc",
-                                          "Malloc",
-                                          "MemFree",
-                                          "Free",
-                                          "MemHostAlloc",
-                                          "HostAlloc",
-                                          "MemHostRegister",
-                                          "HostRegister",
-                                          "MemHostUnregister",
-                                          "HostUnregister",
-                                          "MemCreate",
-                                          "MemRelease",
-                                          "MemMap",
-                                          "MemUnmap",
-                                          "MemAddress",
-                                          "MemPoolCreate",
-                                          "MemPoolDestroy",
-                                          "MemPoolTrimTo",
-                                          "ArrayCreate",
-                                          "ArrayDestroy",
-                                          "ModuleLoad",
-                                          "ModuleUnload",
-                                          "LibraryLoad",
-                                          "LibraryUnload",
-                                          "LinkCreate"})
-    if (begins(name, unsteady)) return true;
-  return false;
-}
-
-using Counts = std::map<std::string, int>;
-
-constexpr auto pageable_copy = "cudaMemcpyAsync of pageable memory";
-constexpr auto module_loaded = "module loaded";
-
-int total(const Counts& counts) {
-  int out = 0;
-  for (const auto& [name, count] : counts) out += count;
-  return out;
-}
-/// Of all calls that have `part` in their names.
-int count_of(const Counts& counts, std::string_view part) {
-  int out = 0;
-  for (const auto& [name, count] : counts) out += name.find(part) == std::string::npos ? 0 : count;
-  return out;
-}
-std::string text(const Counts& counts) {
-  std::string out;
-  for (const auto& [name, count] : counts)
-    out += mega::sentence(out.empty() ? "" : ", ", name, " ", count);
-  return out;
-}
-
-void check_cupti(CUptiResult status, std::string_view call) {
-  if (status == CUPTI_SUCCESS) return;
-  const char* reason = "an unknown error";
-  (void)cuptiGetResultString(status, &reason);
-  throw mega::Error(mega::ErrorCode::device, mega::sentence(call, " failed with ", reason));
-}
-
-/// Counts the unsteady calls of all threads, since ranks are threads and libraries may have their
-/// own. A call of the runtime that makes one of the driver counts once, under the driver's name.
-class CallCounter {
- public:
-  /// Lives until the process ends, since CUDA makes calls until then.
-  static CallCounter& of_process() {
-    static CallCounter& counter = *new CallCounter;
-    return counter;
-  }
-
-  void begin() {
-    const std::lock_guard lock(mutex_);
-    counts_.clear();
-    copies_.clear();
-    counting_ = true;
-  }
-  /// @pre  no other thread makes calls
-  [[nodiscard]] Counts end() {
-    counting_ = false;
-    const std::lock_guard lock(mutex_);
-    for (const auto& [out, in] : copies_)
-      if (is_pageable(out) || is_pageable(in)) ++counts_[pageable_copy];
-    return std::exchange(counts_, {});
-  }
-
- private:
-  CallCounter() {
-    check_cupti(cuptiSubscribe(&subscriber_, &CallCounter::hear, this), "cuptiSubscribe");
-    for (const CUpti_CallbackDomain domain :
-         {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_CB_DOMAIN_RUNTIME_API})
-      check_cupti(cuptiEnableDomain(1, subscriber_, domain), "cuptiEnableDomain");
-    // Also heard when the driver loads a kernel at its first launch, which no call tells of.
-    check_cupti(cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_RESOURCE,
-                                    CUPTI_CBID_RESOURCE_MODULE_LOADED),
-                "cuptiEnableCallback");
-  }
-
-  static void CUPTIAPI hear(void* self, CUpti_CallbackDomain domain, CUpti_CallbackId id,
-                            const void* data) {
-    auto& counter = *static_cast<CallCounter*>(self);
-    if (!counter.counting_) return;
-    if (domain == CUPTI_CB_DOMAIN_RESOURCE) return counter.add(module_loaded);
-    counter.hear_call(domain, id, *static_cast<const CUpti_CallbackData*>(data));
-  }
-
-  void hear_call(CUpti_CallbackDomain domain, CUpti_CallbackId id, const CUpti_CallbackData& call) {
-    const bool enters = call.callbackSite == CUPTI_API_ENTER;
-    const bool runtime = domain == CUPTI_CB_DOMAIN_RUNTIME_API;
-    if (enters && runtime && id == CUPTI_RUNTIME_TRACE_CBID_cudaMemcpyAsync_v3020) {
-      const auto& copy = *static_cast<const cudaMemcpyAsync_v3020_params*>(call.functionParams);
-      const std::lock_guard lock(mutex_);
-      copies_.emplace_back(copy.dst, copy.src);
-    }
-    std::string_view name = call.functionName;
-    name = name.substr(0, name.find('_'));
-    if (!is_unsteady(name)) return;
-    if (!runtime) {
-      if (!enters) return;
-      ++driver_calls;
-      add(name);
-    } else if (enters) {
-      *call.correlationData = driver_calls;
-    } else if (*call.correlationData == driver_calls) {
-      add(name);
-    }
-  }
-
-  void add(std::string_view name) {
-    const std::lock_guard lock(mutex_);
-    ++counts_[std::string(name)];
-  }
-
-  static bool is_pageable(const void* p) {
-    cudaPointerAttributes attributes{};
-    check(cudaPointerGetAttributes(&attributes, p), "cudaPointerGetAttributes");
-    return attributes.type == cudaMemoryTypeUnregistered;
-  }
-
-  static inline thread_local std::uint64_t driver_calls = 0;  // unsteady ones of this thread
-
-  CUpti_SubscriberHandle subscriber_ = nullptr;
-  std::atomic<bool> counting_ = false;
-  std::mutex mutex_;
-  Counts counts_;
-  std::vector<std::pair<const void*, const void*>> copies_;  // to, from
-};
+using mega_test::CallCounter;
+using mega_test::Calls;
+using mega_test::count_of;
+using mega_test::Counts;
+using mega_test::is_launch;
+using mega_test::is_unsteady;
+using mega_test::pageable_copy;
+using mega_test::text;
+using mega_test::total;
 
 /// A stage that also does in loss() what the test has it do, once a micro-batch.
 using Action = void (*)(Stream&);
@@ -236,10 +79,13 @@ struct Setup {
   bool shard_optimizer = false;
   float dropout = 0;
   mega::nn::Recompute recompute = mega::nn::Recompute::none;
+  mega::ReplayScope replays = mega::ReplayScope::none;
 };
 
 constexpr int layers = 4, vocab = 1003;
-constexpr int warm_steps = 2, steady_steps = 3;
+// A graph is captured when its work comes again with nothing moved: the first step makes room, the
+// second runs, the third captures.
+constexpr int warm_steps = 3, steady_steps = 3;
 
 template <class Spec>
 mega::nn::TransformerConfig config(const Setup& setup) {
@@ -302,7 +148,7 @@ class Tokens {
 
 /// The unsteady calls of all ranks.
 struct Observed {
-  Counts steps, result;
+  Counts steps, launches, result;
   mega::StepResult last;
 };
 
@@ -317,10 +163,13 @@ void train_rank(typename ThePlan::communicator& world, const Setup& setup, Obser
   options.microbatches = setup.microbatches;
   options.shard_optimizer = setup.shard_optimizer;
   options.seed = 7;
-  mega::Trainer<ThePlan> trainer(world, options, [&](mega::StagePosition at, auto& groups) {
-    return Stage(config<typename Stage::spec_type>(setup), run, at,
-                 mega::dpp::split_layers(layers, at.stages).of_stage(at.stage), groups.tensor);
-  });
+  mega::Trainer<ThePlan> trainer(
+      world, options,
+      [&](mega::StagePosition at, auto& groups) {
+        return Stage(config<typename Stage::spec_type>(setup), run, at,
+                     mega::dpp::split_layers(layers, at.stages).of_stage(at.stage), groups.tensor);
+      },
+      mega::Cuda(0, setup.replays));
   const Tokens batch(run, setup.microbatches,
                      setup.mesh.coordinates(world.rank())[mega::Axis::data]);
   for (int step = 0; step < warm_steps; ++step) trainer.step(batch, 1e-3);
@@ -335,12 +184,14 @@ void train_rank(typename ThePlan::communicator& world, const Setup& setup, Obser
   between_ranks([&] { counter.begin(); });
   for (int step = 0; step < steady_steps; ++step) trainer.queue_step(batch, 1e-3);
   between_ranks([&] {
-    observed.steps = counter.end();
+    const Calls calls = counter.end();
+    observed.steps = calls.unsteady;
+    observed.launches = calls.launches;
     counter.begin();
   });
   const mega::StepResult last = trainer.result();
   between_ranks([&] {
-    observed.result = counter.end();
+    observed.result = counter.end().unsteady;
     observed.last = last;
   });
 }
@@ -371,8 +222,9 @@ int reads_of_result(const Setup& setup) {
   return 3 * setup.mesh.size();
 }
 
+/// @return  launches of all ranks in the steady steps
 template <class ThePlan>
-void check_steady(const std::string& what, const Setup& setup) {
+int check_steady(const std::string& what, const Setup& setup) {
   CAPTURE(what);
   const Observed observed = train<ThePlan>(setup);
   CHECK(text(observed.steps) == "");
@@ -384,9 +236,28 @@ void check_steady(const std::string& what, const Setup& setup) {
   CHECK(std::isfinite(observed.last.loss));
   CHECK_FALSE(observed.last.skipped);
   CHECK(observed.last.targets == setup.mesh.data * setup.microbatches * run_of(setup).rows());
-  std::printf("%s: %d steps made %d unsteady calls, result() %s\n", what.c_str(), steady_steps,
-              total(observed.steps), text(observed.result).c_str());
+  std::printf("%s: %d steps made %d unsteady calls and %d launches, result() %s\n", what.c_str(),
+              steady_steps, total(observed.steps), total(observed.launches),
+              text(observed.result).c_str());
   std::fflush(stdout);
+  return total(observed.launches);
+}
+
+/// The same steps without and with graphs: no call that is not steady, and fewer launches.
+template <class ThePlan>
+void check_steady_graphs(const std::string& what, Setup setup) {
+  const int direct = check_steady<ThePlan>(what, setup);
+  setup.replays = mega::ReplayScope::actions;
+  const int actions = check_steady<ThePlan>(what + ", graphs of actions", setup);
+  // Graphs of the calls of stages; beside them the step's inputs, norm and update.
+  const int calls = setup.mesh.size() * setup.chunks * 3 * setup.microbatches * steady_steps;
+  CHECK(actions < direct / 4);
+  CHECK(actions < calls + 40 * setup.mesh.size() * steady_steps);
+  if (setup.mesh.size() > 1 || setup.chunks > 1) return;
+  setup.replays = mega::ReplayScope::step;
+  const int steps = check_steady<ThePlan>(what + ", a graph a step", setup);
+  // The inputs, what divides the loss, the graph.
+  CHECK(steps == 3 * steady_steps);
 }
 
 template <class Spec, class Element>
@@ -419,19 +290,40 @@ TEST_CASE("gpu steady state: which calls count") {
        {"cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuStreamQuery",
         "cuEventQuery", "cuMemcpy", "cuMemcpyDtoH", "cuMemcpyHtoD", "cuMemcpy2D",
         "cudaDeviceSynchronize", "cudaMemcpy", "cuModuleLoadData", "cuModuleLoadFatBinary",
-        "cuLibraryLoadData"}) {
+        "cuLibraryLoadData", "cuGraphInstantiateWithFlags", "cudaStreamBeginCapture"}) {
     CAPTURE(name);
     CHECK(is_unsteady(name));
+    CHECK_FALSE(is_launch(name));
   }
-  for (const std::string name :
-       {"cuMemcpyAsync", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemsetD8Async",
-        "cuLaunchKernel", "cuLaunchKernelEx", "cuEventRecord", "cuStreamWaitEvent",
-        "cuMemGetAddressRange", "cuFuncSetAttribute", "cuCtxGetCurrent", "cudaMemcpyAsync",
-        "cudaMemsetAsync", "cudaLaunchKernel", "cudaGetLastError", "cudaFuncSetAttribute", "", "c",
-        "Free"}) {
+  for (const std::string name : {"cuMemcpyAsync",
+                                 "cuMemcpyHtoDAsync",
+                                 "cuMemcpyDtoDAsync",
+                                 "cuMemsetD8Async",
+                                 "cuLaunchKernel",
+                                 "cuLaunchKernelEx",
+                                 "cuEventRecord",
+                                 "cuStreamWaitEvent",
+                                 "cuMemGetAddressRange",
+                                 "cuFuncSetAttribute",
+                                 "cuCtxGetCurrent",
+                                 "cudaMemcpyAsync",
+                                 "cudaMemsetAsync",
+                                 "cudaLaunchKernel",
+                                 "cudaGetLastError",
+                                 "cudaFuncSetAttribute",
+                                 "",
+                                 "c",
+                                 "Free",
+                                 "cuGraphLaunch",
+                                 "cudaGraphLaunch"}) {
     CAPTURE(name);
     CHECK_FALSE(is_unsteady(name));
   }
+  for (const std::string name : {"cuLaunchKernel", "cuLaunchKernelEx", "cudaLaunchKernel",
+                                 "cudaLaunchKernelExC", "cuGraphLaunch", "cudaGraphLaunch"})
+    CHECK(is_launch(name));
+  for (const std::string name : {"cuGraphInstantiate", "cudaLaunchHostFunc", "cuMemcpyAsync", ""})
+    CHECK_FALSE(is_launch(name));
 }
 
 TEST_CASE("gpu steady state: a step that does what it must not is found out") {
@@ -538,12 +430,17 @@ TEST_CASE("gpu steady state: Llama-3 in fp32") {
   check_one_rank<mega::nn::Llama3, float>("Llama-3 fp32");
 }
 
+TEST_CASE("gpu steady state: with graphs, in bf16 with dropout") {
+  check_steady_graphs<Plan<mega::nn::Gpt3, Bfloat16>>("GPT-3 bf16, dropout", {.dropout = 0.1F});
+  check_steady_graphs<Plan<mega::nn::Llama3, Bfloat16>>("Llama-3 bf16, dropout", {.dropout = 0.1F});
+}
+
 #ifdef MEGA_WITH_CUDNN
 TEST_CASE("gpu steady state: Llama-3 in bf16 with cuDNN's attention") {
   using Attention = mega::nn::CudnnAttention<>;
   REQUIRE(Attention::supports(
       {.batch = 2, .time = 128, .query_heads = 4, .kv_heads = 2, .head_dim = 64}, {}));
-  check_steady<Plan<mega::nn::Llama3, Bfloat16, mega::cuda::SelfComm, Attention>>(
+  check_steady_graphs<Plan<mega::nn::Llama3, Bfloat16, mega::cuda::SelfComm, Attention>>(
       "Llama-3 bf16, cuDNN", {});
 }
 #endif
@@ -554,10 +451,10 @@ TEST_CASE("gpu steady state: four ranks on one GPU, GPT-3 in bf16") {
                                               .sequence_parallel = true,
                                               .dropout = 0.1F,
                                               .recompute = mega::nn::Recompute::selective});
-  check_steady<Ranks>("four ranks, dp2 pp2 vpp2 zero1", {.mesh = {.data = 2, .pipeline = 2},
-                                                         .chunks = 2,
-                                                         .microbatches = 4,
-                                                         .shard_optimizer = true});
+  check_steady_graphs<Ranks>("four ranks, dp2 pp2 vpp2 zero1", {.mesh = {.data = 2, .pipeline = 2},
+                                                                .chunks = 2,
+                                                                .microbatches = 4,
+                                                                .shard_optimizer = true});
 }
 
 #else

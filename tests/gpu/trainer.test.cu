@@ -3,6 +3,7 @@
 #include <mega/device.cuh>
 #include <mega/mega.hpp>
 #include <mega/nn/cublas.hpp>
+#include <mega/nn/cublas_lt.hpp>
 
 #include <doctest/doctest.h>
 
@@ -10,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <string>
 #include <type_traits>
@@ -26,12 +28,11 @@ struct HostPlan : mega::DefaultPlan {
   using stage = mega::nn::Transformer<Spec, mega::SelfComm>;
 };
 
-template <class Spec>
+template <class Spec, class Product = mega::nn::CublasProduct>
 struct GpuPlan : mega::DefaultPlan {
   using device = mega::Cuda;
   using communicator = mega::cuda::SelfComm;
-  using stage =
-      mega::nn::Transformer<Spec, communicator, mega::nn::Kernels<mega::nn::CublasProduct>>;
+  using stage = mega::nn::Transformer<Spec, communicator, mega::nn::Kernels<Product>>;
 };
 
 constexpr int batches = 3;
@@ -148,6 +149,44 @@ void compare() {
   CHECK(gpu.losses.back() < gpu.losses.front());
 }
 
+struct HalfOutcome {
+  std::vector<mega::StepResult> results;
+  std::vector<std::vector<mega::Float16>> values;  // after each step
+  mega::LossScale scale;
+};
+
+/// Without dropout, whose numbers come by the step, skipped or not.
+template <class Spec>
+HalfOutcome train_half(float initial_scale, int steps) {
+  constexpr bool gpt = std::is_same_v<Spec, mega::nn::Gpt3>;
+  using Plan = GpuPlan<Spec, mega::nn::CublasLtProduct<mega::Float16>>;
+  mega::nn::TransformerConfig model = config(gpt);
+  model.dropout = {};
+  mega::cuda::SelfComm world;
+  const mega::TrainerOptions<> options{
+      .microbatches = batches, .loss_scaling = {.initial = initial_scale}, .seed = 77};
+  mega::Trainer<Plan> trainer(world, options, [&](mega::StagePosition at, auto& groups) {
+    return typename Plan::stage(model, run, at, mega::dpp::split_layers(2, 1).of_stage(0),
+                                groups.tensor);
+  });
+  const Batch batch;
+  HalfOutcome out;
+  for (int step = 0; step < steps; ++step) {
+    out.results.push_back(trainer.step(batch, 1e-3));
+    const Vector<mega::Float16> values = trainer.parameters().values();
+    auto& host = out.values.emplace_back(static_cast<std::size_t>(values.size()));
+    download(trainer.compute(), Vector<mega::Float16>(host.data(), values.size()),
+             Vector<const mega::Float16>(values));
+    trainer.synchronize();
+  }
+  out.scale = trainer.loss_scale();
+  return out;
+}
+
+bool same_bits(const std::vector<mega::Float16>& a, const std::vector<mega::Float16>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), 2 * a.size()) == 0;
+}
+
 /// Free memory of the device, with what the stream-ordered allocator holds ready counted as free.
 std::size_t free_memory() {
   std::size_t free = 0, total = 0, reserved = 0, used = 0;
@@ -191,4 +230,65 @@ TEST_CASE("gpu trainer: GPT-3 with dropout trains as on the host") {
 }
 TEST_CASE("gpu trainer: Llama-3 with dropout trains as on the host") {
   compare<mega::nn::Llama3>();
+}
+
+TEST_CASE_TEMPLATE("gpu trainer: fp16 skips what overflows, halves the scale, and trains on", Spec,
+                   mega::nn::Gpt3, mega::nn::Llama3) {
+  constexpr float high = 0x1p34F;
+  constexpr int steps = 24;
+  const HalfOutcome bumpy = train_half<Spec>(high, steps);
+  int skipped = 0;  // before the first step that was not
+  while (skipped < steps && bumpy.results[static_cast<std::size_t>(skipped)].skipped) ++skipped;
+  // The gradient of a logit is up to scale / 684 targets, so that 2^26 is already too much.
+  REQUIRE(skipped >= 8);
+  REQUIRE(skipped <= steps - 4);
+  const float reached = std::ldexp(high, -skipped);
+  std::printf("%s in fp16: %d steps skipped down to a loss scale of %g\n",
+              std::string(Spec::name).c_str(), skipped, static_cast<double>(reached));
+
+  // Each skipped step halves the scale of the next, whenever it comes, and changes nothing else.
+  mega::LossScale expected{.scale = high};
+  for (std::size_t i = 0; i < bumpy.results.size(); ++i) {
+    CAPTURE(i);
+    CHECK(bumpy.results[i].loss_scale == expected.scale);
+    const bool skips = bumpy.results[i].skipped;
+    expected =
+        skips ? mega::LossScale{expected.scale / 2, 0, expected.skipped_steps + 1}
+              : mega::LossScale{expected.scale, expected.good_steps + 1, expected.skipped_steps};
+    if (i > 0) CHECK(same_bits(bumpy.values[i], bumpy.values[i - 1]) == skips);
+  }
+  CHECK(bumpy.scale == expected);
+
+  // The same run as if it had begun there.
+  const HalfOutcome smooth = train_half<Spec>(reached, steps - skipped);
+  for (std::size_t i = static_cast<std::size_t>(skipped); i < bumpy.results.size(); ++i) {
+    CAPTURE(i);
+    const std::size_t same = i - static_cast<std::size_t>(skipped);
+    CHECK(bumpy.results[i].loss == smooth.results[same].loss);
+    CHECK(bumpy.results[i].skipped == smooth.results[same].skipped);
+    if (!bumpy.results[i].skipped)
+      CHECK(bumpy.results[i].gradient_norm == smooth.results[same].gradient_norm);
+    CHECK(same_bits(bumpy.values[i], smooth.values[same]));
+  }
+  CHECK(smooth.results.back().loss < smooth.results.front().loss);
+}
+
+TEST_CASE_TEMPLATE("gpu trainer: loss and norm of fp16 are those of fp32, whatever the scale", Spec,
+                   mega::nn::Gpt3, mega::nn::Llama3) {
+  using Plan = GpuPlan<Spec>;
+  mega::nn::TransformerConfig model = config(std::is_same_v<Spec, mega::nn::Gpt3>);
+  model.dropout = {};
+  mega::cuda::SelfComm world;
+  const mega::TrainerOptions<> options{.microbatches = batches, .seed = 77};
+  mega::Trainer<Plan> trainer(world, options, [&](mega::StagePosition at, auto& groups) {
+    return typename Plan::stage(model, run, at, mega::dpp::split_layers(2, 1).of_stage(0),
+                                groups.tensor);
+  });
+  const auto single = trainer.step(Batch(), 1e-3);
+  for (const float scale : {1024.0F, 65536.0F}) {
+    const auto half = train_half<Spec>(scale, 1).results[0];
+    CHECK_FALSE(half.skipped);
+    CHECK(half.loss == doctest::Approx(single.loss).epsilon(1e-3));
+    CHECK(half.gradient_norm == doctest::Approx(single.gradient_norm).epsilon(1e-2));
+  }
 }

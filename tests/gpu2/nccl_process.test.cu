@@ -2,8 +2,8 @@
 // case process_ranks::rank_case below; this process itself never touches CUDA.
 #include "tests/support/process_ranks.hpp"
 #include <mega/comm/nccl_process.hpp>
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/rng.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/cuda/memory.hpp>
 
 #include <doctest/doctest.h>
@@ -131,6 +131,7 @@ void collectives(NcclProcessComm& comm) {
     check_collectives<float>(comm, stream, n);
     check_collectives<double>(comm, stream, n);
     check_collectives<mega::Bfloat16>(comm, stream, n);
+    check_collectives<mega::Float16>(comm, stream, n);
     check_collectives<std::int32_t>(comm, stream, n);
     check_collectives<std::int64_t>(comm, stream, n);
   }

@@ -1,6 +1,6 @@
 // Attention through cuDNN: against the host twin in float, against itself, and its speed.
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/rng.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/memory.hpp>
 #include <mega/cuda/stream.hpp>
@@ -19,10 +19,12 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 using namespace mega::nn;
 using mega::Bfloat16;
+using mega::Float16;
 using mega::Index;
 using mega::Matrix;
 using mega::View;
@@ -32,12 +34,13 @@ namespace {
 
 constexpr float poison = std::numeric_limits<float>::quiet_NaN();
 
-/// Even in [-reach, reach), rounded to bf16, so that both sides compute from the same numbers.
-std::vector<Bfloat16> random_numbers(Index count, float reach, std::uint64_t seed) {
+/// Even in [-reach, reach), rounded to T, so that both sides compute from the same numbers.
+template <class T = Bfloat16>
+std::vector<T> random_numbers(Index count, float reach, std::uint64_t seed) {
   const mega::RandomKey key{seed, 0, 0, mega::RandomUse::test};
-  std::vector<Bfloat16> out(static_cast<std::size_t>(count));
+  std::vector<T> out(static_cast<std::size_t>(count));
   for (Index i = 0; i < count; ++i)
-    out[static_cast<std::size_t>(i)] = Bfloat16(reach * (2 * key.uniform(i) - 1));
+    out[static_cast<std::size_t>(i)] = T(reach * (2 * key.uniform(i) - 1));
   return out;
 }
 
@@ -153,7 +156,8 @@ std::string describe(const AttentionShape& s) {
 
 /// Against the host twin in float. bf16 keeps 8 bits, and cuDNN rounds probabilities and gradients
 /// of scores besides its outputs: a few roundings of 2^-9, far from an element or a sign amiss.
-template <bool Deterministic>
+/// fp16 rounds by an eighth of that.
+template <class T, bool Deterministic>
 void check_against_host(const AttentionShape& shape) {
   using Attention = CudnnAttention<Deterministic>;
   const std::string text = describe(shape);
@@ -163,8 +167,8 @@ void check_against_host(const AttentionShape& shape) {
     MESSAGE("not supported by cuDNN ", detail::cudnn_version_name(), ", skipped: ", text);
     return;
   }
-  const auto qkv = random_numbers(shape.rows() * shape.width(), 2, 1);
-  const auto dout = random_numbers(shape.rows() * shape.query_heads * shape.head_dim, 1, 2);
+  const auto qkv = random_numbers<T>(shape.rows() * shape.width(), 2, 1);
+  const auto dout = random_numbers<T>(shape.rows() * shape.query_heads * shape.head_dim, 1, 2);
 
   std::vector<float> host_qkv = as_floats(qkv), host_dout = as_floats(dout), host_out(dout.size()),
                      host_dqkv(qkv.size()),
@@ -179,20 +183,22 @@ void check_against_host(const AttentionShape& shape) {
                      host_matrix(host_out), lse, shape);
 
   Stream stream;
-  Operands<> gpu(shape);
+  Operands<T> gpu(shape);
   gpu.qkv.set(stream, qkv);
   gpu.dout.set(stream, dout);
   gpu.spoil(stream);
-  gpu.forward<Attention>(stream);
-  gpu.backward<Attention>(stream);
+  gpu.template forward<Attention>(stream);
+  gpu.template backward<Attention>(stream);
   const double out_error = relative_difference(as_floats(gpu.out.get(stream)), host_out);
   const double lse_error = largest_difference(gpu.lse.get(stream), host_lse);
   const double dqkv_error = relative_difference(as_floats(gpu.dqkv.get(stream)), host_dqkv);
-  std::printf("%s%s: out %.1e, lse %.1e, dqkv %.1e\n", text.c_str(),
-              Deterministic ? ", deterministic" : "", out_error, lse_error, dqkv_error);
-  CHECK(out_error < 1e-2);
+  std::printf("%s in %s%s: out %.1e, lse %.1e, dqkv %.1e\n", text.c_str(),
+              std::is_same_v<T, Bfloat16> ? "bf16" : "fp16", Deterministic ? ", deterministic" : "",
+              out_error, lse_error, dqkv_error);
+  const double bound = std::is_same_v<T, Bfloat16> ? 1e-2 : 1.25e-3;
+  CHECK(out_error < bound);
   CHECK(lse_error < 1e-2);
-  CHECK(dqkv_error < 1e-2);
+  CHECK(dqkv_error < bound);
   CHECK(same_bits(gpu.qkv.get(stream), qkv));
   CHECK(same_bits(gpu.dout.get(stream), dout));
 }
@@ -254,8 +260,10 @@ TEST_CASE("cudnn: attention against the host twin") {
        {AttentionShape{2, 128, 4, 4, 64}, AttentionShape{1, 256, 4, 2, 64},
         AttentionShape{2, 384, 2, 1, 128}, AttentionShape{3, 128, 6, 2, 80},
         AttentionShape{1, 200, 2, 2, 64}}) {
-    check_against_host<false>(shape);
-    check_against_host<true>(shape);
+    check_against_host<Bfloat16, false>(shape);
+    check_against_host<Bfloat16, true>(shape);
+    check_against_host<Float16, false>(shape);
+    check_against_host<Float16, true>(shape);
   }
 }
 

@@ -353,13 +353,14 @@ class GpuPrograms(unittest.TestCase):
         for program in ("mega-gpt3-cuda", "mega-llama3-cuda"):
             done = run(program, "--help")
             self.assertEqual(done.returncode, 0, done.stderr)
-            for word in ("--tensor-model-parallel-size", "--precision", "bf16|fp32", "--gpu-memory-utilization", "--tune",
+            for word in ("--tensor-model-parallel-size", "--precision", "bf16|fp16|fp32", "--initial-loss-scale", "--gpu-memory-utilization", "--tune",
                          "--gemm-algorithms"):
                 self.assertIn(word, done.stdout)
             self.assertNotIn("blas-threads", done.stdout)
 
     def test_wrong_usage_is_one_sentence(self):
-        for flags, words in ((["--precision=fp16"], ["fp16", "bf16|fp32"]), (["--gpu-memory-utilization=1.5"], ["1.5", "at most 1"]),
+        for flags, words in ((["--precision=fp8"], ["fp8", "bf16|fp16|fp32"]), (["--initial-loss-scale=0.5"], ["--min-loss-scale", "0.5"]),
+                             (["--loss-scale-window=0"], ["--loss-scale-window", "0"]), (["--gpu-memory-utilization=1.5"], ["1.5", "at most 1"]),
                              (["--gpu-memory-utilization=0"], ["above 0"]), (["--dry-run", "--gpu-memory=many"], ["many", "141GB"]),
                              (["--dry-run", "--gpu-memory=-3GB"], ["-3GB"]), (["--dry-run", "--gpu-memory=3 parsecs"], ["parsecs"]),
                              (["--gpu-memory=141GB"], ["--dry-run"]), (["--tp=3"], ["heads", "4", "3"]), (["--blas-threads=2"], ["blas"])):
@@ -381,7 +382,7 @@ class GpuPrograms(unittest.TestCase):
         self.assertIn("sampling", self.plan("--gpu-memory=141GB", "--sample-tokens=4").stdout)
         self.assertNotIn("communicators", self.plan("--gpu-memory=141GB").stdout)
 
-    def test_bf16_takes_less_than_fp32(self):
+    def test_16_bits_take_less_than_fp32(self):
         def gib(precision):
             done = self.plan(*self.BIG, "--micro-batch-size=1", "--gpu-memory=1TB", f"--precision={precision}", program="mega-llama3-cuda")
             text = self.line_of(done.stdout, 0).split(" activations ")[1]
@@ -389,6 +390,7 @@ class GpuPrograms(unittest.TestCase):
             return float(text.split(" GiB")[0])
 
         self.assertAlmostEqual(gib("bf16") / gib("fp32"), 0.5, delta=0.05)
+        self.assertEqual(gib("fp16"), gib("bf16"))
 
     def test_a_plan_that_does_not_fit_names_one_that_does(self):
         done = self.plan(*self.BIG, "--gpu-memory=141GB", code=2)
@@ -447,10 +449,11 @@ class GpuTraining(unittest.TestCase):
 
     def test_training_learns_within_its_plan(self):
         for program in self.PROGRAMS:
-            for precision in ("bf16", "fp32"):
+            for precision in ("bf16", "fp16", "fp32"):
                 log, done = self.train(program + "-cuda", f"--precision={precision}", "--train-iters=30", "--lr-decay-iters=30")
                 self.assertLess(log[-1]["loss"], log[0]["loss"] - 0.5, (program, precision))
                 self.assertIn("measured", done.stderr)
+                self.assertEqual("loss_scale" in log[0], precision == "fp16")
                 self.assertGreater(log[-1]["peak_bytes"], 64 << 20)
                 # Beside the plan: modules of kernels, and the granularity of CUDA's allocations.
                 self.assertLess(log[-1]["peak_bytes"], log[-1]["planned_bytes"] + (512 << 20), (program, precision))
@@ -462,10 +465,26 @@ class GpuTraining(unittest.TestCase):
             bf16, _ = self.train(program + "-cuda")
             # Eight bits of mantissa: the losses, near log 257, keep about two digits behind the point.
             self.near(bf16, fp32, 3e-2, program)
+            # Three bits more. With a low scale no step is skipped.
+            fp16, _ = self.train(program + "-cuda", "--precision=fp16", "--initial-loss-scale=256")
+            self.near(fp16, fp32, 5e-3, program)
+            self.assertFalse(any(step["skipped"] for step in fp16))
+
+    def test_an_overflow_of_fp16_is_skipped_and_the_scale_halved(self):
+        for program in self.PROGRAMS:
+            high = 2.0**40
+            log, done = self.train(program + "-cuda", "--precision=fp16", f"--initial-loss-scale={high:.0f}",
+                                   "--train-iters=40", "--lr-decay-iters=40")
+            skipped = sum(step["skipped"] for step in log)
+            self.assertGreaterEqual(skipped, 12, done.stderr)  # more than ten in a row are no failure
+            self.assertLess(skipped, 36)
+            self.assertEqual([step["loss_scale"] for step in log[: skipped + 1]], [high / 2**i for i in range(skipped + 1)])
+            self.assertIn("| loss scale ", done.stderr)
+            self.assertLess(log[-1]["loss"], log[0]["loss"])
 
     def test_six_steps_are_three_and_three(self):
         for program in self.PROGRAMS:
-            for precision, delta in (("fp32", 0), ("bf16", 1e-2)):
+            for precision, delta in (("fp32", 0), ("bf16", 1e-2), ("fp16", 1e-2)):
                 flags = [f"--precision={precision}"]
                 whole, _ = self.train(program + "-cuda", *flags)
                 save = self.folder / f"{program}-{precision}"
@@ -495,7 +514,7 @@ class GpuTraining(unittest.TestCase):
 
     def test_export_is_read_back_bit_equal(self):
         for program in self.PROGRAMS:
-            for precision in ("bf16", "fp32"):
+            for precision in ("bf16", "fp16", "fp32"):
                 first, again = self.folder / f"{program}-{precision}-1", self.folder / f"{program}-{precision}-2"
                 self.train(program + "-cuda", f"--precision={precision}", "--export-hf", first)
                 self.train(program + "-cuda", f"--precision={precision}", "--import-hf", first, "--export-hf", again, "--train-iters=0")

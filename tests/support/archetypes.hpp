@@ -48,7 +48,7 @@ template <class T, int R>
 void upload(Stream&, View<T, R>, View<const std::type_identity_t<T>, R>) {}
 template <class T, int R>
 void download(Stream&, View<T, R>, View<const std::type_identity_t<T>, R>) {}
-inline void assign(Stream&, Vector<std::int64_t>, std::int64_t) {}
+inline void assign(Stream&, Vector<mega::optim::StepInputs>, const mega::optim::StepInputs&) {}
 inline void reciprocal(Stream&, Vector<float>, Vector<const std::int64_t>) {}
 inline void accumulate(Stream&, Vector<float>, Vector<const float>) {}
 inline void to_storage(Stream&, Vector<float>, Vector<const float>) {}
@@ -58,10 +58,11 @@ inline void sums_of_squares(Stream&, Vector<double>, Vector<const float>,
                             Vector<const mega::optim::SquareRange>) {}
 inline void clip_by_norm(Stream&, Vector<mega::optim::UpdateControl>, Vector<const double>,
                          double) {}
+inline void correct_bias(Stream&, Vector<mega::optim::UpdateControl>,
+                         Vector<const mega::optim::StepInputs>, mega::optim::AdamWOptions) {}
 inline void adamw_update(Stream&, Vector<float>, Vector<float>, Vector<float>, Vector<const float>,
                          Vector<const mega::optim::Segment>,
-                         Vector<const mega::optim::UpdateControl>, mega::optim::AdamWOptions, float,
-                         std::int64_t) {}
+                         Vector<const mega::optim::UpdateControl>, mega::optim::AdamWOptions) {}
 
 struct Memory {
   Memory() = default;

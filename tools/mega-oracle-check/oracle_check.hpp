@@ -230,7 +230,9 @@ class Comparison {
                 .microbatches = microbatches,
                 .shard_optimizer = layout.zero1,
                 .clip_norm = 1.0,
-                .adamw = {.beta1 = 0.9F, .beta2 = 0.95F, .epsilon = 1e-8F, .weight_decay = 0.1F}};
+                .adamw = {.beta1 = 0.9F, .beta2 = 0.95F, .epsilon = 1e-8F, .weight_decay = 0.1F},
+                // Such that no step is skipped: all of them are compared.
+                .loss_scaling = {.initial = 1024}};
   }
 
   [[nodiscard]] int ranks() const { return options_.mesh.size(); }
@@ -268,9 +270,10 @@ class Comparison {
       std::copy(all.begin() + begin, all.begin() + end, logits_.begin() + begin);
     std::vector<double> losses;
     for (std::size_t i = 0; i < expected_.adamw_losses.size(); ++i) {
-      losses.push_back(trainer.step(batch, 1e-3).loss);
+      const mega::StepResult result = trainer.step(batch, 1e-3);
+      losses.push_back(result.loss);
       // Those of the first step are at the given weights; clipping does not touch them.
-      if (i == 0) gather_gradients(trainer);
+      if (i == 0) gather_gradients(trainer, 1 / static_cast<float>(result.loss_scale));
     }
     if (world.rank() != 0) return;
     loss_ = evaluated.loss;
@@ -312,12 +315,13 @@ class Comparison {
   }
 
   template <class Trainer>
-  void gather_gradients(Trainer& trainer) {
+  void gather_gradients(Trainer& trainer, float factor) {
     const mega::Vector<float> flat = trainer.parameters().gradients();
     std::vector<float> host(static_cast<std::size_t>(flat.size()));
     const mega::Vector<float> to(host.data(), flat.size());
     download(trainer.compute(), to, mega::Vector<const float>(flat));
     trainer.synchronize();
+    for (float& g : host) g *= factor;
     gradients_.add(trainer, to);
   }
 

@@ -5,7 +5,9 @@
 #pragma once
 #include <mega/ckpt/durable_file.hpp>
 #include <mega/ckpt/strict_json.hpp>
+#include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
+#include <mega/core/float16.hpp>
 #include <mega/core/view.hpp>
 
 #include <nlohmann/json.hpp>
@@ -361,20 +363,12 @@ inline void check_tiling(const std::vector<TensorEntry>& tensors, Index data_byt
 }
 
 /// An IEEE binary16 number as float; exact, NaN stays NaN.
-[[nodiscard]] constexpr float float_from_f16(std::uint16_t half) noexcept {
-  const std::uint32_t sign = (half & 0x8000u) << 16;
-  const std::uint32_t exponent = (half >> 10) & 31u;
-  const std::uint32_t fraction = half & 1023u;
-  if (exponent == 0) {
-    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
-    return sign != 0 ? -magnitude : magnitude;
-  }
-  const std::uint32_t wide = exponent == 31 ? 255u : exponent + 112u;  // biases 127 and 15
-  return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
+[[nodiscard]] constexpr float float_from_f16(std::uint16_t bits) noexcept {
+  return std::bit_cast<Float16>(bits);
 }
 /// A bfloat16 number as float; exact.
 [[nodiscard]] constexpr float float_from_bf16(std::uint16_t bits) noexcept {
-  return std::bit_cast<float>(std::uint32_t{bits} << 16);
+  return std::bit_cast<Bfloat16>(bits);
 }
 
 /// A safetensors file open for reading; only its header is held in memory.

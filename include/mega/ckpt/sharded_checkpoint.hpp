@@ -19,6 +19,7 @@
 #include <mega/comm/concepts.hpp>
 #include <mega/core/device.hpp>
 #include <mega/core/error.hpp>
+#include <mega/core/loss_scale.hpp>
 #include <mega/core/mesh.hpp>
 #include <mega/core/parameter.hpp>
 #include <mega/core/view.hpp>
@@ -28,11 +29,13 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -51,6 +54,7 @@ struct TrainingState {
   Index consumed_samples = 0;  ///< of all data-parallel ranks together, so any layout can go on
   std::uint64_t seed = 0;
   nlohmann::json model = nlohmann::json::object();  ///< the caller's description; rank 0's is kept
+  std::optional<LossScale> loss_scale = std::nullopt;  ///< of training in fp16
 };
 
 struct LoadedCheckpoint {
@@ -407,9 +411,15 @@ inline std::vector<SavedShard> shards_from_json(const std::vector<std::string>& 
 }
 
 inline nlohmann::json numbers_of(const TrainingState& state) {
-  return {{"steps_done", state.steps_done},
-          {"consumed_samples", state.consumed_samples},
-          {"seed", state.seed}};
+  nlohmann::json out{{"steps_done", state.steps_done},
+                     {"consumed_samples", state.consumed_samples},
+                     {"seed", state.seed}};
+  if (state.loss_scale) {
+    out["loss_scale"] = {{"scale", state.loss_scale->scale},
+                         {"good_steps", state.loss_scale->good_steps},
+                         {"skipped_steps", state.loss_scale->skipped_steps}};
+  }
+  return out;
 }
 
 /// The manifest's user object. Throws unless the files hold each element of the model once.
@@ -445,6 +455,7 @@ class JsonFields {
             [&] { return sentence(where_, " is not a JSON object"); });
   }
 
+  [[nodiscard]] bool contains(const char* key) const { return object_.contains(key); }
   [[nodiscard]] const nlohmann::json& at(const char* key) const {
     expects(object_.contains(key), ErrorCode::bad_input,
             [&] { return sentence(where_, ": key '", key, "' is missing"); });
@@ -456,6 +467,16 @@ class JsonFields {
     return at(key).get<std::uint64_t>();
   }
   [[nodiscard]] Index number(const char* key) const { return as_index(at(key), key); }
+  [[nodiscard]] float positive_float(const char* key) const {
+    const nlohmann::json& value = at(key);
+    constexpr double largest = std::numeric_limits<float>::max();
+    const double given = value.is_number() ? value.get<double>() : 0;
+    expects(given > 0 && given <= largest, ErrorCode::bad_input, [&] {
+      return sentence(where_, ": '", key, "' holds ", printable(value.dump()),
+                      ", not a positive number up to ", largest);
+    });
+    return static_cast<float>(given);
+  }
   [[nodiscard]] const nlohmann::json& array(const char* key) const {
     expects(at(key).is_array(), ErrorCode::bad_input,
             [&] { return sentence(where_, ": '", key, "' is not an array"); });
@@ -486,6 +507,17 @@ class JsonFields {
   std::string where_;
 };
 
+inline LossScale read_loss_scale(const JsonFields& fields, Index steps_done,
+                                 const std::string& where) {
+  const Index good = fields.number("good_steps"), skipped = fields.number("skipped_steps");
+  expects(good <= std::numeric_limits<std::int32_t>::max() && skipped <= steps_done,
+          ErrorCode::bad_input, [&] {
+            return sentence(where, ": ", good, " good steps in a row and ", skipped,
+                            " skipped ones do not fit ", steps_done, " steps");
+          });
+  return {fields.positive_float("scale"), static_cast<std::int32_t>(good), skipped};
+}
+
 /// Reads the user object of a manifest that this header's save wrote, or somebody else.
 inline TrainingState read_state(const Checkpoint& checkpoint) {
   const std::string where = checkpoint.file(manifest_name);
@@ -502,6 +534,10 @@ inline TrainingState read_state(const Checkpoint& checkpoint) {
     return sentence(where, ": the state is that of step ", state.steps_done,
                     " in a checkpoint of step ", checkpoint.manifest.step);
   });
+  if (numbers.contains("loss_scale")) {
+    const std::string part = where + ": 'loss_scale'";
+    state.loss_scale = read_loss_scale({numbers.at("loss_scale"), part}, state.steps_done, part);
+  }
   return state;
 }
 
@@ -995,7 +1031,28 @@ concept holds_a_training_run = requires(T& trainer, Index steps) {
   trainer.resume_at(steps);
 };
 
-/// Saves a trainer after the steps queued so far; `state`'s steps and seed are the trainer's.
+/// Model: Trainer of a stage in fp16.
+template <class T>
+concept holds_a_loss_scale = requires(T& trainer, LossScale scale) {
+  { trainer.loss_scale() } -> std::same_as<LossScale>;
+  trainer.restore_loss_scale(scale);
+};
+
+namespace detail {
+
+/// A checkpoint without a loss scale, of other storage than fp16, begins with the initial one.
+template <class T>
+void resume(T& trainer, const TrainingState& state) {
+  trainer.resume_at(state.steps_done);
+  if constexpr (holds_a_loss_scale<T>)
+    trainer.restore_loss_scale(
+        state.loss_scale.value_or(LossScale{trainer.options().loss_scaling.initial}));
+}
+
+}  // namespace detail
+
+/// Saves a trainer after the steps queued so far; `state`'s steps, seed and loss
+/// scale are the trainer's.
 /// @param device  allocates the memory of the exchanges
 template <holds_a_training_run T>
 std::string save_checkpoint(T& trainer, const std::string& root, TrainingState state, int keep,
@@ -1003,6 +1060,7 @@ std::string save_checkpoint(T& trainer, const std::string& root, TrainingState s
   trainer.synchronize();
   state.steps_done = trainer.steps_done();
   state.seed = trainer.options().seed;
+  if constexpr (holds_a_loss_scale<T>) state.loss_scale = trainer.loss_scale();
   return save_checkpoint(ShardedStore{trainer.parameters(), trainer.options().mesh, trainer.world(),
                                       device, trainer.compute()},
                          root, state, keep);
@@ -1017,7 +1075,7 @@ LoadedCheckpoint load_checkpoint(T& trainer, const std::string& directory,
   auto loaded = load_checkpoint(ShardedStore{trainer.parameters(), trainer.options().mesh,
                                              trainer.world(), device, trainer.compute()},
                                 directory);
-  trainer.resume_at(loaded.state.steps_done);
+  detail::resume(trainer, loaded.state);
   return loaded;
 }
 template <holds_a_training_run T>
@@ -1028,7 +1086,7 @@ LoadedCheckpoint load_latest_checkpoint(
   auto loaded = load_latest_checkpoint(ShardedStore{trainer.parameters(), trainer.options().mesh,
                                                     trainer.world(), device, trainer.compute()},
                                        root);
-  trainer.resume_at(loaded.state.steps_done);
+  detail::resume(trainer, loaded.state);
   return loaded;
 }
 

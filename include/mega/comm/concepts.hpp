@@ -11,8 +11,8 @@
 /// - No wait is endless: past the deadline, or when another rank failed, the wait ends with
 ///   Error(timeout) or Error(peer_failed) naming the ranks, the operation and its sequence number.
 #pragma once
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/device.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/value.hpp>
 #include <mega/core/view.hpp>
 
@@ -28,10 +28,11 @@ namespace mega::inline v0::comm {
 
 enum class Reduce : std::uint8_t { sum, max };
 
-/// Element types that cross a communicator. Bfloat16 is added in float and rounded after each sum.
+/// Element types that cross a communicator. Those of 16 bits are added in float and rounded after
+/// each sum.
 template <class T>
-concept element = std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, Bfloat16> ||
-    std::same_as<T, std::int32_t> || std::same_as<T, std::int64_t> || std::same_as<T, std::byte>;
+concept element = storage<T> || std::same_as<T, double> || std::same_as<T, std::int32_t> ||
+    std::same_as<T, std::int64_t> || std::same_as<T, std::byte>;
 
 /// The split point of the canonical reduction tree over [lo, hi), hi - lo >= 2.
 [[nodiscard]] constexpr int tree_middle(int lo, int hi) noexcept {
@@ -162,6 +163,23 @@ template <class C>
 concept has_attended_calls = requires(C& c, bool on) {
   c.attend(on);
 };
+
+/// Optional static constexpr bool replayable: what calls queue may be queued again without the
+/// calls (core/replay.hpp), since all that they do on the host is to queue it. A communicator of
+/// one rank has nobody to meet, so it always may.
+template <class C>
+[[nodiscard]] constexpr bool is_replayable(const C& comm) noexcept {
+  if constexpr (requires { C::replayable; }) {
+    if (C::replayable) return true;
+  }
+  // A wrapper may know only at run time.
+  if constexpr (requires {
+                  { comm.may_replay() } -> std::same_as<bool>;
+                }) {
+    if (comm.may_replay()) return true;
+  }
+  return comm.size() == 1;
+}
 
 /// Everything that the trainer asks of a communicator on streams of type S.
 template <class C, class S>

@@ -382,6 +382,8 @@ class MpiComm {
   [[nodiscard]] int size() const noexcept { return roster_->size(); }
   /// This rank's number in MPI_COMM_WORLD, the one that messages use.
   [[nodiscard]] int global_rank() const { return roster_->global(rank_); }
+  /// Global ranks of the members, in their order here.
+  [[nodiscard]] std::span<const int> members() const noexcept { return roster_->members(); }
   [[nodiscard]] std::string name() const { return roster_->name(); }
   /// Names the communicator in messages of this rank.
   void set_name(std::string name) { roster_->set_name(std::move(name)); }

@@ -40,7 +40,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <numeric>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -67,6 +67,7 @@ template <element T>
     case ElementType::float32: return ncclFloat32;
     case ElementType::float64: return ncclFloat64;
     case ElementType::bfloat16: return ncclBfloat16;
+    case ElementType::float16: return ncclFloat16;
     case ElementType::int32: return ncclInt32;
     case ElementType::int64: return ncclInt64;
     default: return ncclInt8;
@@ -518,6 +519,8 @@ class NcclComm : public detail::NcclCollectives<NcclComm> {
   [[nodiscard]] int size() const noexcept { return group_->members().size(); }
   /// This rank's number in the whole run, the one that messages use: also the ordinal of its GPU.
   [[nodiscard]] int global_rank() const { return group_->roster().global(rank_); }
+  /// Global ranks of the members, in their order here.
+  [[nodiscard]] std::span<const int> members() const noexcept { return group_->roster().members(); }
   [[nodiscard]] std::string name() const { return group_->roster().name(); }
   /// Names the communicator in messages, for all its ranks.
   void set_name(std::string name) { group_->roster().set_name(std::move(name)); }
@@ -641,13 +644,11 @@ void run_gpus(int ranks, const F& f, GpuOptions options = {}) {
     return sentence("a run of one rank a GPU needs 1 to ", gpus, " ranks here, not ", ranks);
   });
   const auto world = std::make_shared<World>(options.deadline);
-  std::vector<int> members(static_cast<std::size_t>(ranks));
-  std::iota(members.begin(), members.end(), 0);
-  const auto group = std::make_shared<detail::Group>(world, std::move(members), "world");
+  const auto group = detail::group_of_all(world, ranks);
   detail::FirstFault fault;
   {
     const auto watchdog = std::make_shared<detail::NcclWatchdog>(world);
-    const auto run_rank = [&](int rank) {
+    detail::run_ranks(*world, ranks, [&](int rank) {
       try {
         const cuda::Device device(rank);
         detail::enable_peers(rank, ranks);
@@ -655,20 +656,9 @@ void run_gpus(int ranks, const F& f, GpuOptions options = {}) {
         f(comm);
       } catch (...) {
         fault.keep(std::current_exception());
-        world->fail(rank, std::current_exception());
+        throw;
       }
-    };
-    std::vector<std::thread> threads;
-    threads.reserve(static_cast<std::size_t>(ranks));
-    for (int rank = 0; rank < ranks; ++rank) {
-      try {
-        threads.emplace_back(run_rank, rank);
-      } catch (...) {
-        world->fail(rank, std::current_exception());
-        break;
-      }
-    }
-    for (std::thread& thread : threads) thread.join();
+    });
   }
   fault.rethrow();
   world->rethrow_cause();

@@ -21,6 +21,7 @@
 #include <mega/comm/call.hpp>
 #include <mega/comm/channel.hpp>
 #include <mega/comm/concepts.hpp>
+#include <mega/comm/control_channel.hpp>
 #include <mega/comm/nccl.hpp>
 #include <mega/comm/world.hpp>
 #include <mega/core/error.hpp>
@@ -53,6 +54,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -1190,6 +1192,8 @@ class NcclProcessComm : public detail::NcclCollectives<NcclProcessComm> {
   [[nodiscard]] int size() const noexcept { return roster_->size(); }
   /// This rank's number in the whole run, the one that messages use.
   [[nodiscard]] int global_rank() const { return roster_->global(rank_); }
+  /// Global ranks of the members, in their order here.
+  [[nodiscard]] std::span<const int> members() const noexcept { return roster_->members(); }
   [[nodiscard]] std::string name() const { return roster_->name(); }
   /// Names the communicator in messages of this rank.
   void set_name(std::string name) { roster_->set_name(std::move(name)); }

@@ -2,7 +2,6 @@
 #pragma once
 #include <mega/core/config.hpp>
 
-#include <concepts>
 #include <cstdint>
 
 namespace mega::inline v0 {
@@ -28,10 +27,5 @@ struct Bfloat16 {
   }
 };
 static_assert(sizeof(Bfloat16) == 2);
-
-/// What parameters and activations may be stored as. Sums, statistics and gradients of parameters
-/// are float whatever the storage.
-template <class T>
-concept storage = std::same_as<T, float> || std::same_as<T, Bfloat16>;
 
 }  // namespace mega::inline v0

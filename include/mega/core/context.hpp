@@ -19,6 +19,21 @@ struct Hooks {
   [[no_unique_address]] Injector injector;
 };
 
+/// Whether a set of hooks sees and changes nothing, so that work may be queued without the calls
+/// that queued it the first time: all are null, or the recorder records nothing, for good.
+template <class HookSet>
+[[nodiscard]] constexpr bool hooks_are_null(const HookSet& hooks) noexcept {
+  const bool others = std::same_as<decltype(HookSet::probe), NullProbe> &&
+                      std::same_as<decltype(HookSet::injector), NullInjector>;
+  if constexpr (std::same_as<decltype(HookSet::recorder), NullRecorder>) {
+    return others;
+  } else if constexpr (requires { hooks.recorder.records(); }) {
+    return others && !hooks.recorder.records();
+  } else {
+    return false;
+  }
+}
+
 enum class Mode : std::uint8_t {
   train,     ///< dropout on, losses divided for the gradient
   evaluate,  ///< dropout off, no gradient is touched
@@ -32,8 +47,8 @@ struct Context {
   Arena& arena;  ///< workspace of this call; empty at the start of every call
   HookSet& hooks;
   std::uint64_t seed;
-  std::uint64_t step;
-  std::int32_t chunk;       ///< local model chunk
+  std::uint64_t step;  ///< when the work was queued; what runs again in later steps uses random()
+  std::int32_t chunk;  ///< local model chunk
   std::int32_t microbatch;  ///< within the step and this data-parallel rank
   Index first_sample;       ///< position of the micro-batch's first sample in the global batch
   Mode mode;
@@ -41,6 +56,8 @@ struct Context {
   const float* loss_scale;
   /// Device memory: loss() adds this micro-batch's sum over valid targets here.
   double* loss_sum;
+  /// Device memory: the step that runs, for random(); null: `step`.
+  const std::int64_t* step_at = nullptr;
 
   /// Whether exposed tensors may be changed, so that what is made of them must come later.
   static constexpr bool injects = !std::same_as<decltype(HookSet::injector), NullInjector>;
@@ -48,12 +65,14 @@ struct Context {
   [[nodiscard]] bool training() const noexcept { return mode == Mode::train; }
 
   /// Random numbers of this step for a drawing site; index them by global element.
-  [[nodiscard]] RandomKey random(std::uint32_t layer, RandomUse use) const noexcept {
-    return {seed, step, layer, use};
+  [[nodiscard]] RandomSite random(std::uint32_t layer, RandomUse use) const noexcept {
+    return {seed, step, layer, use, step_at};
   }
 
-  [[nodiscard]] auto span(std::string_view name) const {
-    return ScopedSpan(hooks.recorder, stream, SpanInfo{name, chunk, microbatch, 0, -1});
+  [[nodiscard]] auto span(std::string_view name, SpanKind kind = SpanKind::compute) const {
+    return ScopedSpan(
+        hooks.recorder, stream,
+        SpanInfo{.name = name, .chunk = chunk, .microbatch = microbatch, .kind = kind});
   }
   /// Shows a tensor to the probe, then lets the injector disturb it.
   template <class T>

@@ -10,13 +10,32 @@
 
 namespace mega::inline v0 {
 
-/// What a recorded span was: enough to match it across ranks.
+/// What kind of work a span is.
+enum class SpanKind : std::uint8_t {
+  other,
+  iteration,  ///< one training step of a rank
+  forward,
+  backward,  ///< whole backward, or its input half
+  weight,    ///< weight-gradient half of a backward
+  loss,
+  optimizer,
+  compute,        ///< operation that is none of the above
+  communication,  ///< named as the operation: all_reduce, send, recv, ...
+  wait,           ///< the stream waits for others; not work
+};
+
+/// What a recorded span was: enough to match it across ranks. What is left out, a span has from the
+/// span around it (chunk, micro-batch) or not at all.
 struct SpanInfo {
   std::string_view name;  ///< literal or otherwise outliving the recorder
   std::int32_t chunk = -1;
   std::int32_t microbatch = -1;
-  std::int64_t bytes = 0;
+  std::int64_t bytes = 0;  ///< payload of this rank
   std::int32_t peer = -1;  ///< global rank, -1: none
+  SpanKind kind = SpanKind::compute;
+  std::int32_t group = -1;      ///< the recorder's number of a communicator, -1: none
+  std::int64_t sequence = -1;   ///< position in the series of the group, -1: none
+  std::string_view dtype = {};  ///< as name; empty: none
 };
 
 /// Records spans of device time. begin() and end() are ordered on the stream and never throw.
@@ -27,6 +46,23 @@ concept event_recorder = requires(R& r, S& s, const SpanInfo& info) {
   { r.end(s, r.begin(s, info)) }
   noexcept;
 };
+
+/// The step that lies between steps.
+inline constexpr std::int64_t no_step = -1;
+
+/// Tells a recorder that wants to know that a step of this rank begins, before its first span, or
+/// with no_step that what is queued from here on belongs to none.
+template <class R>
+constexpr void begin_step(R& recorder, std::int64_t step) noexcept {
+  if constexpr (requires { recorder.begin_step(step); }) recorder.begin_step(step);
+}
+
+/// Labels a stream where the recorder wants to know. @param label  literal
+template <class R, class S>
+constexpr void name_stream(R& recorder, const S& stream, const char* label) noexcept {
+  if constexpr (requires { recorder.name_stream(stream, label); })
+    recorder.name_stream(stream, label);
+}
 
 /// Receives named tensors as they are produced. Must not change them.
 template <class P, class S>

@@ -43,6 +43,22 @@ enum class RandomUse : std::uint32_t {
   test = 7,
 };
 
+struct RandomKey;
+
+/// What names the random numbers of a drawing site: a RandomKey whose step may stand in memory of
+/// the device that draws, so that work which was queued once draws other numbers in every step. It
+/// has no numbers itself, so that no step is overlooked.
+struct RandomSite {
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+  std::uint32_t layer = 0;
+  RandomUse use = RandomUse::init;
+  const std::int64_t* step_at = nullptr;  ///< where the step stands instead of in `step`, or null
+
+  /// The key of the step as it stands now, once for all numbers that a thread draws.
+  [[nodiscard]] MEGA_HD constexpr RandomKey read() const noexcept;
+};
+
 /// Random numbers addressed by meaning: (seed, step, layer, use, global element index).
 /// Two layouts that own the same element draw the same number for it; nothing is carried over.
 /// `layer` may be any stable 32-bit name of the drawing site (a layer index, a hashed tensor name).
@@ -51,6 +67,11 @@ struct RandomKey {
   std::uint64_t step = 0;
   std::uint32_t layer = 0;
   RandomUse use = RandomUse::init;
+
+  /// A site whose step is known when its work is queued.
+  [[nodiscard]] MEGA_HD constexpr operator RandomSite() const noexcept {
+    return {seed, step, layer, use, nullptr};
+  }
 
   /// 32 random bits for element `index`, 0 <= index < 2^58. Four neighbouring elements share one
   /// Philox block.
@@ -77,5 +98,9 @@ struct RandomKey {
     return static_cast<float>(bits(index) >> 8) * 0x1p-24f;
   }
 };
+
+MEGA_HD constexpr RandomKey RandomSite::read() const noexcept {
+  return {seed, step_at == nullptr ? step : static_cast<std::uint64_t>(*step_at), layer, use};
+}
 
 }  // namespace mega::inline v0

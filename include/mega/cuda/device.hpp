@@ -2,8 +2,10 @@
 #pragma once
 #include <mega/core/device.hpp>
 #include <mega/core/error.hpp>
+#include <mega/core/replay.hpp>
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/event.hpp>
+#include <mega/cuda/graph.hpp>
 #include <mega/cuda/memory.hpp>
 #include <mega/cuda/stream.hpp>
 
@@ -23,8 +25,11 @@ class Device {
   static constexpr std::string_view name = "cuda";
   using stream_type = Stream;
   using memory_type = Memory;
+  using replays_type = GraphReplays;
 
-  explicit Device(int ordinal = 0) : ordinal_(ordinal) {
+  /// @param replays  how much of a training step is launched as one graph
+  explicit Device(int ordinal = 0, ReplayScope replays = ReplayScope::none)
+      : ordinal_(ordinal), replays_(replays) {
     int count = 0;
     check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
     expects(ordinal >= 0 && ordinal < count, ErrorCode::device, [&] {
@@ -38,12 +43,15 @@ class Device {
   [[nodiscard]] Stream make_stream(const char*) const { return {}; }
   [[nodiscard]] Event make_event() const { return {}; }
   [[nodiscard]] Memory allocate(std::size_t bytes) const { return Memory(bytes); }
+  [[nodiscard]] ReplayScope replay_scope() const noexcept { return replays_; }
+  [[nodiscard]] GraphReplays make_replays() const { return {}; }
 
  private:
   int ordinal_;
+  ReplayScope replays_;
 };
 
-static_assert(device_policy<Device>);
+static_assert(device_policy<Device> && replays_work<Device>);
 
 /// Free memory of the current GPU in bytes, as CUDA sees it.
 [[nodiscard]] inline std::size_t free_memory() {

@@ -1,5 +1,5 @@
-/// @file  Tensor-core products of a warp: bf16 operands, fp32 sums, operands from swizzled tiles in
-/// shared memory. For sm_80 and later.
+/// @file  Tensor-core products of a warp: bf16 or fp16 operands, fp32 sums, operands from swizzled
+/// tiles in shared memory. For sm_80 and later.
 ///
 /// The product is mma.m16n8k16, C += A B. With g = lane / 4 and t = lane % 4, a lane holds
 ///   of A, 16 x 16, four words:   A[g][2t], A[g + 8][2t], A[g][2t + 8], A[g + 8][2t + 8],
@@ -14,12 +14,13 @@
 /// [2t + 1][g].
 /// Source: PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/pack.cuh>
 
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "mega: GPU code needs compute capability 8.0 or more; compile with -arch=sm_80 or above"
@@ -67,12 +68,21 @@ __device__ inline void load_transposed_matrices(std::uint32_t (&out)[4], std::ui
 }
 
 /// c += a b
+/// @tparam T  here and below, what the words of operands hold two of
+template <half_storage T>
 __device__ inline void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                     std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  if constexpr (std::is_same_v<T, Bfloat16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
 }
 
 /// 2^x within 2 units of the last place; 0 where that is denormal.
@@ -119,9 +129,8 @@ struct SwizzledTile {
   /// Begins to copy `rows` rows of `dim` elements, `width` apart; all else of the tile becomes 0.
   /// All threads of the block call it.
   /// @pre  dim is a multiple of 8; `from` and rows are aligned to 16 bytes; rows > 0
-  template <int Rows, int Threads>
-  static __device__ void load(std::uint32_t tile, const Bfloat16* from, Index width, int rows,
-                              int dim) {
+  template <int Rows, int Threads, half_storage T>
+  static __device__ void load(std::uint32_t tile, const T* from, Index width, int rows, int dim) {
     static_assert(Rows * chunks % Threads == 0);
     constexpr int count = Rows * chunks / Threads, height = Threads / chunks;
     const int thread = static_cast<int>(threadIdx.x);
@@ -129,7 +138,7 @@ struct SwizzledTile {
       // A thread's chunks lie below each other, and their rows have one key.
       const int row = thread / chunks, chunk = thread % chunks;
       const std::uint32_t to = tile + row * row_bytes + 16 * (chunk ^ key(row));
-      const Bfloat16* at = from + row * width + 8 * chunk;
+      const T* at = from + row * width + 8 * chunk;
       const int end = 8 * chunk < dim ? rows - row : 0;
 #pragma unroll
       for (int i = 0; i < count; ++i) {
@@ -208,7 +217,7 @@ struct LeftOperand {
 };
 
 /// c = left right^T, the columns of c being the rows of right from `first` on.
-template <int M, int Tiles, int Dim, bool Kept>
+template <half_storage T, int M, int Tiles, int Dim, bool Kept>
 __device__ inline void multiply_transposed(float (&c)[M][Tiles][4],
                                            const LeftOperand<M, Dim, Kept>& left,
                                            const TileReader<Dim>& right, int first) {
@@ -228,15 +237,15 @@ __device__ inline void multiply_transposed(float (&c)[M][Tiles][4],
       load_matrices(b, right.address(first + 8 * j, step));
 #pragma unroll
       for (int m = 0; m < M; ++m) {
-        multiply_add(c[m][j], a[m], b[0], b[1]);
-        multiply_add(c[m][j + 1], a[m], b[2], b[3]);
+        multiply_add<T>(c[m][j], a[m], b[0], b[1]);
+        multiply_add<T>(c[m][j + 1], a[m], b[2], b[3]);
       }
     }
   }
 }
 
 /// sum += left right, the rows of right from `first` on being summed over.
-template <int M, int Steps, int Dim>
+template <half_storage T, int M, int Steps, int Dim>
 __device__ inline void add_product(float (&sum)[M][Dim / 8][4],
                                    const std::uint32_t (&left)[M][Steps][4],
                                    const TileReader<Dim>& right, int first) {
@@ -248,31 +257,31 @@ __device__ inline void add_product(float (&sum)[M][Dim / 8][4],
       load_transposed_matrices(b, right.address(first + 16 * step, j / 2));
 #pragma unroll
       for (int m = 0; m < M; ++m) {
-        multiply_add(sum[m][j], left[m][step], b[0], b[1]);
-        multiply_add(sum[m][j + 1], left[m][step], b[2], b[3]);
+        multiply_add<T>(sum[m][j], left[m][step], b[0], b[1]);
+        multiply_add<T>(sum[m][j + 1], left[m][step], b[2], b[3]);
       }
     }
   }
 }
 
 /// Rounds a result into the left operand of add_product.
-template <int M, int Tiles>
+template <half_storage T, int M, int Tiles>
 __device__ inline void round_to_left(std::uint32_t (&left)[M][Tiles / 2][4],
                                      const float (&c)[M][Tiles][4]) {
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int j = 0; j < Tiles; ++j) {
-      left[m][j / 2][j % 2 * 2] = pack_pair(c[m][j][0], c[m][j][1]);
-      left[m][j / 2][j % 2 * 2 + 1] = pack_pair(c[m][j][2], c[m][j][3]);
+      left[m][j / 2][j % 2 * 2] = pack_pair<T>(c[m][j][0], c[m][j][1]);
+      left[m][j / 2][j % 2 * 2 + 1] = pack_pair<T>(c[m][j][2], c[m][j][3]);
     }
 }
 
 /// Stores a warp's rows, row r times factor(m, h) with r = 16 m + 8 h + lane / 4: `rows` of them,
 /// `dim` elements each, `width` apart.
 /// @pre  dim is a multiple of 8; `to` and rows are aligned to 16 bytes
-template <int M, int Tiles, class Factor>
-__device__ inline void store_rows(Bfloat16* to, Index width, int rows, int dim,
+template <half_storage T, int M, int Tiles, class Factor>
+__device__ inline void store_rows(T* to, Index width, int rows, int dim,
                                   const float (&c)[M][Tiles][4], const Factor& factor) {
   const int lane = lane_index();
 #pragma unroll
@@ -287,7 +296,7 @@ __device__ inline void store_rows(Bfloat16* to, Index width, int rows, int dim,
         std::uint32_t word[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          word[i] = pack_pair(f * c[m][j + i][2 * h], f * c[m][j + i][2 * h + 1]);
+          word[i] = pack_pair<T>(f * c[m][j + i][2 * h], f * c[m][j + i][2 * h + 1]);
         transpose_words<1>(word);
         const int column = 8 * (j + lane % 4);
         if (row < rows && column < dim)

@@ -1,12 +1,13 @@
 /// @file  Packs: neighbours that move in one access as they are stored and are computed with as
 /// floats, and the loops over arrays of them.
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/stream.hpp>
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -42,9 +43,23 @@ template <int W, storage T>
 }
 
 /// Two neighbours as one word, the first in the lower half.
+template <half_storage T>
 [[nodiscard]] __device__ inline std::uint32_t pack_pair(float first, float second) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
+  if constexpr (std::is_same_v<T, Bfloat16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(first, second);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+}
+template <half_storage T>
+[[nodiscard]] __device__ inline float2 unpack_pair(std::uint32_t word) {
+  if constexpr (std::is_same_v<T, Bfloat16>) {
+    return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000U)};
+  } else {
+    return __half22float2(*reinterpret_cast<const __half2*>(&word));
+  }
 }
 
 template <storage T, int W>
@@ -55,11 +70,12 @@ __device__ inline void unpack(float (&out)[W], const RawPack<T, W>& raw) {
     const auto* const word = reinterpret_cast<const std::uint32_t*>(raw.part);
 #pragma unroll
     for (int i = 0; i < RawPack<T, W>::bytes / 4; ++i) {
-      if constexpr (sizeof(T) == 4) {
-        out[i] = __uint_as_float(word[i]);
+      if constexpr (half_storage<T>) {
+        const float2 pair = unpack_pair<T>(word[i]);
+        out[2 * i] = pair.x;
+        out[2 * i + 1] = pair.y;
       } else {
-        out[2 * i] = __uint_as_float(word[i] << 16);
-        out[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000U);
+        out[i] = __uint_as_float(word[i]);
       }
     }
   }
@@ -96,10 +112,10 @@ __device__ inline void store_pack(T* to, const float (&in)[W]) {
     auto* const word = reinterpret_cast<std::uint32_t*>(raw.part);
 #pragma unroll
     for (int i = 0; i < Raw::bytes / 4; ++i) {
-      if constexpr (sizeof(T) == 4) {
-        word[i] = __float_as_uint(in[i]);
+      if constexpr (half_storage<T>) {
+        word[i] = pack_pair<T>(in[2 * i], in[2 * i + 1]);
       } else {
-        word[i] = pack_pair(in[2 * i], in[2 * i + 1]);
+        word[i] = __float_as_uint(in[i]);
       }
     }
     // An assignment would leave the compiler free to take the access apart, and it does.
@@ -114,12 +130,12 @@ template <storage T, int W>
 __device__ inline void round_pack(float (&inout)[W]) {
   if constexpr (W == 1) {
     inout[0] = T(inout[0]);
-  } else if constexpr (sizeof(T) == 2) {
+  } else if constexpr (half_storage<T>) {
 #pragma unroll
     for (int i = 0; i < W; i += 2) {
-      const std::uint32_t pair = pack_pair(inout[i], inout[i + 1]);
-      inout[i] = __uint_as_float(pair << 16);
-      inout[i + 1] = __uint_as_float(pair & 0xffff0000U);
+      const float2 pair = unpack_pair<T>(pack_pair<T>(inout[i], inout[i + 1]));
+      inout[i] = pair.x;
+      inout[i + 1] = pair.y;
     }
   }
 }

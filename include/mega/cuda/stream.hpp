@@ -2,12 +2,14 @@
 /// handles.
 #pragma once
 #include <mega/core/device.hpp>
+#include <mega/core/error.hpp>
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/event.hpp>
 
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -50,16 +52,32 @@ class Stream {
   /// Device memory of one operation: valid for what is queued until the next call of scratch().
   /// Contents indeterminate, aligned to 256 bytes. Grown in stream order at its largest use, then
   /// kept.
+  /// @throws  Error(logic) where it would have to grow while the stream is captured: a graph would
+  ///          own the memory
   [[nodiscard]] void* scratch(std::size_t bytes) {
     if (bytes > scratch_bytes_) {
+      expects(!is_capturing(), ErrorCode::logic, [&] {
+        return sentence("scratch of ", bytes, " bytes was asked for in a capture, the stream has ",
+                        scratch_bytes_, "; run the work once before it is captured");
+      });
       if (scratch_ != nullptr)
         check(cudaFreeAsync(std::exchange(scratch_, nullptr), stream_), "cudaFreeAsync");
       scratch_bytes_ = 0;
       check(cudaMallocAsync(&scratch_, bytes, stream_),
             sentence("cudaMallocAsync of ", bytes, " bytes"));
       scratch_bytes_ = bytes;
+      ++scratch_revision_;
     }
     return scratch_;
+  }
+  /// Changes whenever scratch has moved, after which graphs that name it are of no use.
+  [[nodiscard]] std::uint64_t scratch_revision() const noexcept { return scratch_revision_; }
+
+  /// What is queued goes into a graph and does not run.
+  [[nodiscard]] bool is_capturing() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
   }
 
   /// This stream's own T, made by T(stream) at the first call; it ends before the stream does.
@@ -83,12 +101,14 @@ class Stream {
     std::swap(stream_, other.stream_);
     std::swap(scratch_, other.scratch_);
     std::swap(scratch_bytes_, other.scratch_bytes_);
+    std::swap(scratch_revision_, other.scratch_revision_);
     std::swap(resources_, other.resources_);
   }
 
   cudaStream_t stream_ = nullptr;
   void* scratch_ = nullptr;
   std::size_t scratch_bytes_ = 0;
+  std::uint64_t scratch_revision_ = 0;
   std::vector<Resource> resources_;
 };
 

@@ -6,6 +6,7 @@
 #include <mega/core/device.hpp>
 #include <mega/core/error.hpp>
 #include <mega/core/hooks.hpp>
+#include <mega/core/replay.hpp>
 #include <mega/core/stage.hpp>
 #include <mega/dpp/action.hpp>
 #include <mega/dpp/activation_buffers.hpp>
@@ -48,6 +49,9 @@ concept gradient_sink = requires(G& sink, Stream& compute, int chunk) {
 struct StepKey {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
+  /// Device memory that holds the step while its work runs; where it is null, `step` is an argument
+  /// of the work. Needed where work is replayed.
+  const std::int64_t* step_at = nullptr;
 };
 
 /// Runs the chunks of one rank. Not copyable; one step at a time, from one thread.
@@ -57,6 +61,9 @@ struct StepKey {
 /// activation is received there, saved tensors stay there, its gradient is received there. The slot
 /// is posted to the sender again when its last backward call has been queued. A fused pair runs as
 /// its halves one after the other: on one stream there is nothing to run beside them.
+/// A call of a stage, with what it queues on `compute`, is one piece of work of the device's
+/// replays (core/replay.hpp); channels, reductions and visits are between the pieces. There is one
+/// a kind of call, chunk, micro-batch and mode: at most twice as many as the list has calls.
 /// Stages, communicator and hooks must outlive the executor.
 template <device_policy Device, class Comm, class Stage, class HookSet = Hooks<>>
 class Executor {
@@ -71,9 +78,11 @@ class Executor {
   /// Collective over the pipeline: opens the channels and checks that both ends of every edge
   /// agree on its extents. Throws Error(usage) naming both ends where they do not.
   /// @param actions  a lowered list of this rank (dpp::lower)
+  /// @param replays  whether calls of stages may be replayed: a stage queues the same each time,
+  ///                 all that it does on the host is to queue, and so do its communicators
   Executor(Device& device, Comm& world, std::span<Stage> stages,
            std::vector<ChunkPlacement> placements, std::span<const Action> actions,
-           int microbatches, HookSet& hooks)
+           int microbatches, HookSet& hooks, bool replays = false)
       : stages_(stages),
         placements_(std::move(placements)),
         actions_(actions.data(), actions.data() + actions.size()),
@@ -86,7 +95,10 @@ class Executor {
           return ActivationBuffers<Stage>(arena, stages, placements_, microbatches);
         }()),
         arena_(buffers_.workspace, buffers_.workspace_bytes),
-        compute_(device.make_stream("compute")) {
+        first_samples_(static_cast<std::size_t>(microbatches), 0),
+        compute_(device.make_stream("compute")),
+        replays_(make_replays(device)),
+        may_replay_(replays && hooks_are_null(hooks)) {
     live_.reserve(placements_.size());
     for (const ChunkPlacement& at : placements_) {
       Ports& port = ports_.emplace_back();
@@ -123,6 +135,18 @@ class Executor {
   /// Another order of the same actions from the next step on, on all ranks of the pipeline.
   /// @pre it runs with the slots that the placements have
   void reorder(std::span<const Action> actions) { actions_.assign(actions.begin(), actions.end()); }
+
+  /// Changes whenever work that was queued earlier names other memory or numbers than the same call
+  /// of a stage would now.
+  [[nodiscard]] std::uint64_t revision() const noexcept { return revision_; }
+  /// To be called when something has changed that stages name and the executor does not see: what
+  /// they are bound to, or how a library does its part.
+  void forget_replays() {
+    ++revision_;
+    replays_.clear();
+  }
+  /// Calls of stages that are kept to be replayed.
+  [[nodiscard]] std::size_t replays() const noexcept { return replays_.size(); }
   /// Most micro-batches that were alive on this rank at once in the last step: forward queued,
   /// weight gradient not yet.
   [[nodiscard]] int peak() const noexcept { return peak_; }
@@ -143,8 +167,44 @@ class Executor {
   /// The same in the order that `dispatcher` decides: a dispatch policy's, made for actions().
   template <batch_of<Stage> Batch, gradient_sink<stream_type> Sink, class Dispatcher>
   void train(const Batch& batch, StepKey key, Sink& sink, Dispatcher& dispatcher) {
-    begin(batch, Mode::train, key);
-    Step<Batch, Sink> step{*this, batch, sink};
+    load(batch, Mode::train, key);
+    run(sink, dispatcher);
+  }
+
+  /// The part of train() or evaluate() that differs from step to step: the inputs go into device
+  /// memory, the slots to their senders.
+  template <batch_of<Stage> Batch>
+  void load(const Batch& batch, Mode mode, StepKey key) {
+    expects(batch.microbatches() == microbatches_, ErrorCode::usage, [&] {
+      return sentence("the batch has ", batch.microbatches(),
+                      " micro-batches but the schedule was made for ", microbatches_);
+    });
+    mode_ = mode;
+    if (key.seed != key_.seed || key.step_at != key_.step_at ||
+        (key.step_at == nullptr && key.step != key_.step))
+      ++revision_;
+    key_ = key;
+    for (int mb = 0; mb < microbatches_; ++mb) {
+      const auto i = static_cast<std::size_t>(mb);
+      const Index first = batch.first_sample(mb);
+      if (std::exchange(first_samples_[i], first) != first) ++revision_;
+      if (!buffers_.inputs.empty())
+        upload(compute_, buffers_.inputs[i], checked(batch.input(mb), buffers_.inputs[i], "input"));
+      if (!buffers_.targets.empty())
+        upload(compute_, buffers_.targets[i],
+               checked(batch.target(mb), buffers_.targets[i], "target"));
+    }
+    for (std::size_t c = 0; c < ports_.size(); ++c) {
+      for (int mb = 0; mb < std::min(placements_[c].slots, microbatches_); ++mb)
+        post_activation(c, mb);
+    }
+  }
+
+  /// The rest of train(). @pre  load() of Mode::train
+  template <gradient_sink<stream_type> Sink, class Dispatcher>
+  void run(Sink& sink, Dispatcher& dispatcher) {
+    begin();
+    Step<Sink> step{*this, sink};
     dispatcher.run(actions(), step);
   }
 
@@ -152,20 +212,21 @@ class Executor {
   /// chunk's output before its loss is taken.
   template <batch_of<Stage> Batch, class Visit>
   void evaluate(const Batch& batch, StepKey key, const Visit& visit) {
-    begin(batch, Mode::evaluate, key);
+    load(batch, Mode::evaluate, key);
+    begin();
     for (const Action& a : actions_) {
       const auto c = static_cast<std::size_t>(a.chunk);
       switch (a.kind) {
         case ActionKind::recv_forward: await(*ports_[c].activation_in, a); break;
         case ActionKind::send_forward: send_forward(c, a.microbatch); break;
         case ActionKind::forward:
-          forward(c, a.microbatch, batch);
+          forward(c, a.microbatch);
           if (placements_[c].position.last()) {
             {
-              context_type ctx = context(a, batch.first_sample(a.microbatch));
+              context_type ctx = context(a);
               visit(stages_[c], ctx, slot(c, a.microbatch).dout);
             }
-            loss(c, a.microbatch, batch);
+            loss(c, a.microbatch);
           }
           release(c, a.microbatch);
           break;
@@ -195,13 +256,12 @@ class Executor {
   };
 
   /// What a dispatcher gets to work with; see dispatch.hpp.
-  template <class Batch, class Sink>
+  template <class Sink>
   struct Step {
     Executor& executor;
-    const Batch& batch;
     Sink& sink;
 
-    void perform(const Action& a) { executor.perform(a, batch, sink); }
+    void perform(const Action& a) { executor.perform(a, sink); }
     [[nodiscard]] bool has_arrived(const Action& a) const {
       const Ports& port = executor.ports_[static_cast<std::size_t>(a.chunk)];
       if (a.kind == ActionKind::forward) return !port.activation_in || port.activation_in->ready();
@@ -221,7 +281,7 @@ class Executor {
     return slots[static_cast<std::size_t>(microbatch) % slots.size()];
   }
 
-  context_type context(const Action& a, Index first_sample) {
+  context_type context(const Action& a) {
     arena_.rewind();
     return {compute_,
             arena_,
@@ -230,35 +290,31 @@ class Executor {
             key_.step,
             a.chunk,
             a.microbatch,
-            first_sample,
+            first_samples_[static_cast<std::size_t>(a.microbatch)],
             mode_,
             buffers_.loss_scale.data(),
-            &buffers_.loss_sums(a.microbatch)};
+            &buffers_.loss_sums(a.microbatch),
+            key_.step_at};
   }
 
-  template <class Batch>
-  void begin(const Batch& batch, Mode mode, StepKey key) {
-    expects(batch.microbatches() == microbatches_, ErrorCode::usage, [&] {
-      return sentence("the batch has ", batch.microbatches(),
-                      " micro-batches but the schedule was made for ", microbatches_);
-    });
-    mode_ = mode;
-    key_ = key;
+  /// Queues what call(ctx) queues for one compute action, now or when it last was queued.
+  template <class Call>
+  void perform_call(ActionKind kind, std::size_t c, int mb, const Call& call) {
+    const auto queue = [&] {
+      context_type ctx = context(dpp::make_action(kind, static_cast<int>(c), mb));
+      const auto span = ctx.span(to_string(kind), span_kind(kind));
+      call(ctx);
+    };
+    if (!may_replay_) return queue();
+    std::size_t place = static_cast<std::size_t>(kind) * placements_.size() + c;
+    place = 2 * (place * static_cast<std::size_t>(microbatches_) + static_cast<std::size_t>(mb));
+    replays_.run(place + (mode_ == Mode::train ? 0 : 1), revision_, queue, compute_);
+  }
+
+  void begin() {
     peak_ = live_on_rank_ = 0;
     live_.assign(placements_.size(), 0);
     fill_zero(compute_, buffers_.loss_sums);
-    for (int mb = 0; mb < microbatches_; ++mb) {
-      const auto i = static_cast<std::size_t>(mb);
-      if (!buffers_.inputs.empty())
-        upload(compute_, buffers_.inputs[i], checked(batch.input(mb), buffers_.inputs[i], "input"));
-      if (!buffers_.targets.empty())
-        upload(compute_, buffers_.targets[i],
-               checked(batch.target(mb), buffers_.targets[i], "target"));
-    }
-    for (std::size_t c = 0; c < ports_.size(); ++c) {
-      for (int mb = 0; mb < std::min(placements_[c].slots, microbatches_); ++mb)
-        post_activation(c, mb);
-    }
   }
 
   /// The batch's view, refused if its extents are not those of the stage.
@@ -273,8 +329,8 @@ class Executor {
     return given;
   }
 
-  template <class Batch, class Sink>
-  void perform(const Action& a, const Batch& batch, Sink& sink) {
+  template <class Sink>
+  void perform(const Action& a, Sink& sink) {
     const auto c = static_cast<std::size_t>(a.chunk);
     const int mb = a.microbatch;
     switch (a.kind) {
@@ -286,24 +342,51 @@ class Executor {
         if constexpr (requires { sink.prepare(compute_, a.chunk); }) {
           if (mb == 0) sink.prepare(compute_, a.chunk);
         }
-        forward(c, mb, batch);
+        forward(c, mb);
         break;
-      case ActionKind::loss: loss(c, mb, batch); break;
-      case ActionKind::backward: backward(c, mb, batch); break;
-      case ActionKind::backward_input: backward_input(c, mb, batch); break;
-      case ActionKind::backward_weight: backward_weight(c, mb, batch); break;
-      case ActionKind::reduce: sink.reduce(compute_, a.chunk); break;
-      case ActionKind::tied_reduce: sink.tied_reduce(compute_); break;
+      case ActionKind::loss: loss(c, mb); break;
+      case ActionKind::backward: backward(c, mb); break;
+      case ActionKind::backward_input: backward_input(c, mb); break;
+      case ActionKind::backward_weight: backward_weight(c, mb); break;
+      case ActionKind::reduce: {
+        const auto span = wait_span(a.kind, c, -1, -1);
+        sink.reduce(compute_, a.chunk);
+        break;
+      }
+      case ActionKind::tied_reduce: {
+        const auto span = wait_span(a.kind, c, -1, -1);
+        sink.tied_reduce(compute_);
+        break;
+      }
     }
+  }
+
+  /// Of what moves data between ranks, compute sees the wait; the communicator knows the rest.
+  [[nodiscard]] static constexpr SpanKind span_kind(ActionKind kind) noexcept {
+    switch (kind) {
+      case ActionKind::forward: return SpanKind::forward;
+      case ActionKind::loss: return SpanKind::loss;
+      case ActionKind::backward:
+      case ActionKind::backward_input: return SpanKind::backward;
+      case ActionKind::backward_weight: return SpanKind::weight;
+      default: return SpanKind::wait;
+    }
+  }
+  [[nodiscard]] auto wait_span(ActionKind kind, std::size_t chunk, int microbatch, int peer) {
+    return ScopedSpan(hooks_.recorder, compute_,
+                      SpanInfo{.name = to_string(kind),
+                               .chunk = static_cast<std::int32_t>(chunk),
+                               .microbatch = microbatch,
+                               .peer = peer,
+                               .kind = span_kind(kind)});
   }
 
   /// The span is the time that compute waits.
   void await(Inlet<Device, Comm>& inlet, const Action& a) {
     const ChunkPlacement& at = placements_[static_cast<std::size_t>(a.chunk)];
     const bool forward = a.kind == ActionKind::recv_forward;
-    const ScopedSpan span(hooks_.recorder, compute_,
-                          SpanInfo{to_string(a.kind), a.chunk, a.microbatch, 0,
-                                   forward ? at.previous_rank : at.next_rank});
+    const auto span = wait_span(a.kind, static_cast<std::size_t>(a.chunk), a.microbatch,
+                                forward ? at.previous_rank : at.next_rank);
     inlet.await(compute_);
   }
 
@@ -330,8 +413,7 @@ class Executor {
     if (next < microbatches_) post_activation(c, next);
   }
 
-  template <class Batch>
-  void forward(std::size_t c, int mb, const Batch& batch) {
+  void forward(std::size_t c, int mb) {
     occupy(c);
     Slot<Stage>& at = slot(c, mb);
     Ports& port = ports_[c];
@@ -342,34 +424,32 @@ class Executor {
     }
     if (port.gradient_in && mode_ == Mode::train)
       port.gradient_in->post(compute_, bytes_of(at.dout));
-    context_type ctx = context(dpp::make_action(ActionKind::forward, static_cast<int>(c), mb),
-                               batch.first_sample(mb));
-    const auto span = ctx.span("forward");
-    if (placements_[c].position.first()) {
-      stages_[c].forward(ctx,
-                         typename Stage::input_type(buffers_.inputs[static_cast<std::size_t>(mb)]),
-                         out, at.saved);
-    } else {
-      stages_[c].forward(ctx, const_edge_t<Stage>(at.in), out, at.saved);
-    }
+    perform_call(ActionKind::forward, c, mb, [&](context_type& ctx) {
+      if (placements_[c].position.first()) {
+        const typename Stage::input_type in(buffers_.inputs[static_cast<std::size_t>(mb)]);
+        stages_[c].forward(ctx, in, out, at.saved);
+      } else {
+        stages_[c].forward(ctx, const_edge_t<Stage>(at.in), out, at.saved);
+      }
+    });
   }
 
   void send_forward(std::size_t c, int mb) {
+    const auto span = wait_span(ActionKind::send_forward, c, mb, placements_[c].next_rank);
     ports_[c].activation_out->dispatch(
         compute_, mb % 2, bytes_of(buffers_.chunks[c].out[static_cast<std::size_t>(mb % 2)]));
   }
   void send_backward(std::size_t c, int mb) {
+    const auto span = wait_span(ActionKind::send_backward, c, mb, placements_[c].previous_rank);
     ports_[c].gradient_out->dispatch(
         compute_, mb % 2, bytes_of(buffers_.chunks[c].din[static_cast<std::size_t>(mb % 2)]));
   }
 
-  template <class Batch>
-  void loss(std::size_t c, int mb, const Batch& batch) {
-    context_type ctx = context(dpp::make_action(ActionKind::loss, static_cast<int>(c), mb),
-                               batch.first_sample(mb));
-    const auto span = ctx.span("loss");
-    stages_[c].loss(ctx, slot(c, mb).dout,
-                    typename Stage::target_type(buffers_.targets[static_cast<std::size_t>(mb)]));
+  void loss(std::size_t c, int mb) {
+    perform_call(ActionKind::loss, c, mb, [&](context_type& ctx) {
+      const typename Stage::target_type targets(buffers_.targets[static_cast<std::size_t>(mb)]);
+      stages_[c].loss(ctx, slot(c, mb).dout, targets);
+    });
   }
 
   /// The buffer for the gradient of the chunk's input; empty on the first chunk.
@@ -379,30 +459,27 @@ class Executor {
     return buffers_.chunks[c].din[static_cast<std::size_t>(mb % 2)];
   }
 
-  template <class Batch>
-  void backward(std::size_t c, int mb, const Batch& batch) {
+  void backward(std::size_t c, int mb) {
     if constexpr (runs_fused_backward<Stage, context_type>) {
-      context_type ctx = context(dpp::make_action(ActionKind::backward, static_cast<int>(c), mb),
-                                 batch.first_sample(mb));
-      const auto span = ctx.span("backward");
-      Slot<Stage>& at = slot(c, mb);
-      stages_[c].backward(ctx, const_edge_t<Stage>(at.dout), acquire_din(c, mb), at.saved);
+      const edge din = acquire_din(c, mb);
+      perform_call(ActionKind::backward, c, mb, [&](context_type& ctx) {
+        Slot<Stage>& at = slot(c, mb);
+        stages_[c].backward(ctx, const_edge_t<Stage>(at.dout), din, at.saved);
+      });
       release(c, mb);
     } else {
-      backward_input(c, mb, batch);
-      backward_weight(c, mb, batch);
+      backward_input(c, mb);
+      backward_weight(c, mb);
     }
   }
 
-  template <class Batch>
-  void backward_input(std::size_t c, int mb, const Batch& batch) {
+  void backward_input(std::size_t c, int mb) {
     if constexpr (runs_backward_input<Stage, context_type>) {
-      context_type ctx =
-          context(dpp::make_action(ActionKind::backward_input, static_cast<int>(c), mb),
-                  batch.first_sample(mb));
-      const auto span = ctx.span("backward_input");
-      Slot<Stage>& at = slot(c, mb);
-      stages_[c].backward_input(ctx, const_edge_t<Stage>(at.dout), acquire_din(c, mb), at.saved);
+      const edge din = acquire_din(c, mb);
+      perform_call(ActionKind::backward_input, c, mb, [&](context_type& ctx) {
+        Slot<Stage>& at = slot(c, mb);
+        stages_[c].backward_input(ctx, const_edge_t<Stage>(at.dout), din, at.saved);
+      });
     } else {
       throw Error(
           ErrorCode::usage,
@@ -410,14 +487,10 @@ class Executor {
     }
   }
 
-  template <class Batch>
-  void backward_weight(std::size_t c, int mb, const Batch& batch) {
+  void backward_weight(std::size_t c, int mb) {
     if constexpr (runs_backward_weight<Stage, context_type>) {
-      context_type ctx =
-          context(dpp::make_action(ActionKind::backward_weight, static_cast<int>(c), mb),
-                  batch.first_sample(mb));
-      const auto span = ctx.span("backward_weight");
-      stages_[c].backward_weight(ctx, slot(c, mb).saved);
+      perform_call(ActionKind::backward_weight, c, mb,
+                   [&](context_type& ctx) { stages_[c].backward_weight(ctx, slot(c, mb).saved); });
       release(c, mb);
     } else {
       throw Error(ErrorCode::usage,
@@ -492,7 +565,11 @@ class Executor {
   typename Device::memory_type greetings_;
   ActivationBuffers<Stage> buffers_;
   Arena arena_;
+  std::vector<Index> first_samples_;  // of each micro-batch, in the global batch
   stream_type compute_;
+  [[no_unique_address]] replays_t<Device> replays_;
+  bool may_replay_;
+  std::uint64_t revision_ = 0;
   std::vector<Ports> ports_;
   std::vector<int> live_;  // micro-batches in the slots of each chunk
   int live_on_rank_ = 0;

@@ -2,6 +2,7 @@
 /// memory. The host twins in nn/attention.hpp say what the operations do, and where they come from.
 #pragma once
 #include <mega/core/error.hpp>
+#include <mega/core/rng.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/reduce.cuh>
@@ -142,9 +143,10 @@ struct AttentionArguments {
     return matrix + sample * shape.time * shape.width();
   }
   [[nodiscard]] __device__ Index out_width() const { return shape.query_heads * shape.head_dim; }
-  /// Factor of dropout of a probability.
-  [[nodiscard]] __device__ float factor(Index sample, Index head, Index query, Index key) const {
-    nn::detail::DropoutMask mask(dropout.key, dropout.probability);
+  /// Factor of dropout of a probability. @param random  of dropout.key
+  [[nodiscard]] __device__ float factor(const RandomKey& random, Index sample, Index head,
+                                        Index query, Index key) const {
+    nn::detail::DropoutMask mask(random, dropout.probability);
     return mask.factor(dropout.element(sample, head, query, shape.time) + key);
   }
 };
@@ -169,6 +171,7 @@ MEGA_KERNEL void __launch_bounds__(AttentionTiles<Dim>::threads)
   float* const values = keys + Tiles::head_floats;
   float* const probabilities = values + Tiles::head_floats;
 
+  const RandomKey random = at.dropout.key.read();
   const nn::AttentionShape& shape = at.shape;
   const int dim = static_cast<int>(shape.head_dim);
   const Index width = shape.width(), time = shape.time;
@@ -215,7 +218,7 @@ MEGA_KERNEL void __launch_bounds__(AttentionTiles<Dim>::threads)
       for (int j = 0; j < Tiles::columns; ++j) weighted[i][j] *= correction;
       if (at.dropout.probability > 0.0F) {
         for (int j = 0; j < Tiles::per_thread; ++j)
-          score[i][j] *= at.factor(sample, head, query, k0 + Tiles::column(j));
+          score[i][j] *= at.factor(random, sample, head, query, k0 + Tiles::column(j));
       }
     }
     Tiles::keep(probabilities, score);
@@ -265,6 +268,7 @@ __device__ void attention_gradients(typename AttentionTiles<Dim>::Scores& p,
                                     const AttentionArguments& at, Index sample, Index head,
                                     Index q0, Index k0) {
   using Tiles = AttentionTiles<Dim>;
+  const RandomKey random = at.dropout.key.read();
   const Index time = at.shape.time;
   Tiles::multiply(p, queries, keys);
   Tiles::multiply(ds, dout, values);
@@ -278,8 +282,9 @@ __device__ void attention_gradients(typename AttentionTiles<Dim>::Scores& p,
       const Index key = k0 + Tiles::column(j);
       const bool counts = key <= query && query < time;
       const float probability = counts ? expf(at.scale * p[i][j] - offset) : 0.0F;
-      const float factor =
-          at.dropout.probability > 0.0F && counts ? at.factor(sample, head, query, key) : 1.0F;
+      const float factor = at.dropout.probability > 0.0F && counts
+                               ? at.factor(random, sample, head, query, key)
+                               : 1.0F;
       ds[i][j] = at.scale * probability * (factor * ds[i][j] - mean);
       p[i][j] = probability * factor;
     }

@@ -25,7 +25,7 @@ namespace mega::inline v0::nn {
 /// key), so a shard of samples or heads says where it begins and how many heads there are in all.
 struct AttentionDropout {
   float probability = 0.0f;
-  RandomKey key{};
+  RandomSite key{};
   Index first_sample = 0;
   Index first_head = 0;
   Index global_heads = 0;
@@ -96,7 +96,7 @@ struct AttentionHead {
   /// Calls apply(j, factor) for the keys k0 + j, j < count, of query q.
   template <class Apply>
   void for_each_factor(Index q, Index k0, Index count, Apply apply) const {
-    DropoutMask mask(dropout.key, dropout.probability);
+    DropoutMask mask(dropout.key.read(), dropout.probability);
     const Index first = dropout.element(sample, head, q, time) + k0;
     for (Index j = 0; j < count; ++j) apply(j, mask.factor(first + j));
   }

@@ -1,9 +1,9 @@
-/// @file  Backward kernels of causal attention in bf16 on tensor cores. Scores are made again
-/// twice, once by the owners of keys and once by the owners of queries, so that every sum has one
-/// owner and one order, and no number is added atomically. Source: Dao, "FlashAttention-2", arXiv
-/// 2307.08691.
+/// @file  Backward kernels of causal attention in bf16 or fp16 on tensor cores. Scores are made
+/// again twice, once by the owners of keys and once by the owners of queries, so that every sum has
+/// one owner and one order, and no number is added atomically. Source: Dao, "FlashAttention-2",
+/// arXiv 2307.08691.
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/mma.cuh>
@@ -18,10 +18,10 @@ namespace mega::inline v0::cuda::detail {
 
 /// inner(b, h, t) = inner product of out and dout of a query, which is the mean of its
 /// probabilities' gradients under the soft-max. Lanes, a power of two, share a query.
-template <int Lanes>
-MEGA_KERNEL void attention_mma_inner_products(float* inner, const Bfloat16* out,
-                                              const Bfloat16* dout, nn::AttentionShape shape) {
-  constexpr int pack = pack_size<Bfloat16>;
+template <half_storage T, int Lanes>
+MEGA_KERNEL void attention_mma_inner_products(float* inner, const T* out, const T* dout,
+                                              nn::AttentionShape shape) {
+  constexpr int pack = pack_size<T>;
   const Index count = shape.rows() * shape.query_heads;
   const Index at = (static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x) / Lanes;
   const int lane = static_cast<int>(threadIdx.x) % Lanes;
@@ -44,8 +44,9 @@ MEGA_KERNEL void attention_mma_inner_products(float* inner, const Bfloat16* out,
 }
 
 /// What the backward kernels read beside the packed operands.
+template <half_storage T>
 struct AttentionGradients {
-  const Bfloat16* dout;
+  const T* dout;
   const float* lse;
   const float* inner;
 };
@@ -71,9 +72,9 @@ struct BackwardKeyTiles {
 /// dkey and dvalue: a block a tile of keys of a key head, whose query heads it adds up in ascending
 /// order. Scores are transposed, a row a key, so that probabilities and gradients are left operands
 /// where they lie.
-template <int Dim>
+template <half_storage T, int Dim>
 MEGA_KERNEL void __launch_bounds__(BackwardKeyTiles<Dim>::threads, BackwardKeyTiles<Dim>::blocks)
-    attend_mma_backward_keys(Bfloat16* dqkv, AttentionGradients given, AttentionTask task) {
+    attend_mma_backward_keys(T* dqkv, AttentionGradients<T> given, AttentionTask<T> task) {
   using Tiles = BackwardKeyTiles<Dim>;
   using Tile = SwizzledTile<Dim>;
   constexpr int M = Tiles::m, Columns = Tiles::columns / 8;
@@ -91,7 +92,7 @@ MEGA_KERNEL void __launch_bounds__(BackwardKeyTiles<Dim>::threads, BackwardKeyTi
   const int heads = static_cast<int>(shape.group());
   const int k0 = turn * Tiles::keys;
   const int first_key = k0 + warp_index() * Tiles::warp_keys;
-  const Bfloat16* const rows = task.qkv + task.first_element(sample);
+  const T* const rows = task.qkv + task.first_element(sample);
 
   // Stages run through the queries from k0 on of one head after the other.
   static_assert(Tiles::keys % Tiles::queries == 0);
@@ -115,7 +116,7 @@ MEGA_KERNEL void __launch_bounds__(BackwardKeyTiles<Dim>::threads, BackwardKeyTi
                    from + task.first_statistic(sample, head) + min(q, time - 1), q < time);
     }
   };
-  const Bfloat16* const from = rows + k0 * width;
+  const T* const from = rows + k0 * width;
   Tile::template load<Tiles::keys, Tiles::threads>(key_tile, from + shape.key_column(group), width,
                                                    time - k0, dim);
   Tile::template load<Tiles::keys, Tiles::threads>(value_tile, from + shape.value_column(group),
@@ -147,8 +148,8 @@ MEGA_KERNEL void __launch_bounds__(BackwardKeyTiles<Dim>::threads, BackwardKeyTi
       if (q0 + Tiles::columns <= first_key || q0 >= time) continue;  // before all keys of this warp
 
       float p[M][Columns][4], ds[M][Columns][4];
-      multiply_transposed(p, key, TileReader<Dim>::by_columns(query_tile, 0), c0);
-      multiply_transposed(ds, value, TileReader<Dim>::by_columns(dout_tile, 0), c0);
+      multiply_transposed<T>(p, key, TileReader<Dim>::by_columns(query_tile, 0), c0);
+      multiply_transposed<T>(ds, value, TileReader<Dim>::by_columns(dout_tile, 0), c0);
       if (q0 < first_key + Tiles::warp_keys - 1) mask_future<ScoreRows::keys>(p, q0, first_key);
       std::uint64_t kept = 0;
       if (task.drops()) {
@@ -174,13 +175,13 @@ MEGA_KERNEL void __launch_bounds__(BackwardKeyTiles<Dim>::threads, BackwardKeyTi
       // factor of what is kept waits for the end.
       if (task.drops()) drop(p, kept, 1.0F);
       std::uint32_t left[M][Columns / 2][4];
-      round_to_left(left, p);
-      add_product<M, Columns / 2, Dim>(dvalue, left, TileReader<Dim>::by_rows(dout_tile, 0), c0);
-      round_to_left(left, ds);
-      add_product<M, Columns / 2, Dim>(dkey, left, TileReader<Dim>::by_rows(query_tile, 0), c0);
+      round_to_left<T>(left, p);
+      add_product<T, M, Columns / 2, Dim>(dvalue, left, TileReader<Dim>::by_rows(dout_tile, 0), c0);
+      round_to_left<T>(left, ds);
+      add_product<T, M, Columns / 2, Dim>(dkey, left, TileReader<Dim>::by_rows(query_tile, 0), c0);
     }
   }
-  Bfloat16* const to = dqkv + task.first_element(sample) + first_key * width;
+  T* const to = dqkv + task.first_element(sample) + first_key * width;
   store_rows(to + shape.key_column(group), width, time - first_key, dim, dkey,
              [&](int, int) { return task.scale; });
   store_rows(to + shape.value_column(group), width, time - first_key, dim, dvalue,
@@ -204,10 +205,10 @@ struct BackwardQueryTiles {
 };
 
 /// dquery: a block a tile of queries of a head.
-template <int Dim>
+template <half_storage T, int Dim>
 MEGA_KERNEL void __launch_bounds__(BackwardQueryTiles<Dim>::threads,
                                    BackwardQueryTiles<Dim>::blocks)
-    attend_mma_backward_queries(Bfloat16* dqkv, AttentionGradients given, AttentionTask task) {
+    attend_mma_backward_queries(T* dqkv, AttentionGradients<T> given, AttentionTask<T> task) {
   using Tiles = BackwardQueryTiles<Dim>;
   using Tile = SwizzledTile<Dim>;
   constexpr int M = Tiles::m, Columns = Tiles::columns / 8;
@@ -225,12 +226,12 @@ MEGA_KERNEL void __launch_bounds__(BackwardQueryTiles<Dim>::threads,
   const int group = head / static_cast<int>(shape.group());
   const int q0 = (task.order.tiles - 1 - turn) * Tiles::queries;
   const int first_query = q0 + warp_index() * Tiles::warp_queries;
-  const Bfloat16* const rows = task.qkv + task.first_element(sample);
+  const T* const rows = task.qkv + task.first_element(sample);
 
   const auto load_stage = [&](int n) {
     const int k0 = n * Tiles::keys;
     const std::uint32_t stage = ring + n % 2 * Tiles::stage_bytes;
-    const Bfloat16* const from = rows + k0 * width;
+    const T* const from = rows + k0 * width;
     Tile::template load<Tiles::keys, Tiles::threads>(stage, from + shape.key_column(group), width,
                                                      time - k0, dim);
     Tile::template load<Tiles::keys, Tiles::threads>(
@@ -278,8 +279,8 @@ MEGA_KERNEL void __launch_bounds__(BackwardQueryTiles<Dim>::threads,
       if (k0 >= first_query + Tiles::warp_queries) continue;  // after all queries of this warp
 
       float score[M][Columns][4], ds[M][Columns][4];
-      multiply_transposed(score, query, TileReader<Dim>::by_columns(key_tile, 0), c0);
-      multiply_transposed(ds, dout, TileReader<Dim>::by_columns(value_tile, 0), c0);
+      multiply_transposed<T>(score, query, TileReader<Dim>::by_columns(key_tile, 0), c0);
+      multiply_transposed<T>(ds, dout, TileReader<Dim>::by_columns(value_tile, 0), c0);
       if (k0 + Tiles::columns - 1 > first_query)
         mask_future<ScoreRows::queries>(score, first_query, k0);
       if (task.drops()) {
@@ -296,40 +297,41 @@ MEGA_KERNEL void __launch_bounds__(BackwardQueryTiles<Dim>::threads,
             ds[m][j][i] = p * (ds[m][j][i] - mean[m][i / 2]);
           }
       std::uint32_t left[M][Columns / 2][4];
-      round_to_left(left, ds);
-      add_product<M, Columns / 2, Dim>(dquery, left, TileReader<Dim>::by_rows(key_tile, 0), c0);
+      round_to_left<T>(left, ds);
+      add_product<T, M, Columns / 2, Dim>(dquery, left, TileReader<Dim>::by_rows(key_tile, 0), c0);
     }
   }
   store_rows(dqkv + task.first_element(sample) + first_query * width + shape.query_column(head),
              width, time - first_query, dim, dquery, [&](int, int) { return task.scale; });
 }
 
+template <half_storage T>
 struct AttentionMmaBackward {
   Stream& stream;
-  Bfloat16* dqkv;
-  const Bfloat16* out;
-  AttentionGradients given;
+  T* dqkv;
+  const T* out;
+  AttentionGradients<T> given;
   float* inner;
-  AttentionTask task;
+  AttentionTask<T> task;
 
   template <int Dim>
   void operator()() const {
     constexpr auto op = "attention_backward";
     const nn::AttentionShape& shape = task.shape;
     constexpr int lanes = Dim > 64 ? 16 : Dim / 8;
-    launch(stream, op, attention_mma_inner_products<lanes>,
+    launch(stream, op, attention_mma_inner_products<T, lanes>,
            grid_x(ceil_div(shape.rows() * shape.query_heads, block_threads / lanes)), block_threads,
            0, inner, out, given.dout, shape);
 
-    AttentionTask ordered = task;
+    AttentionTask<T> ordered = task;
     ordered.order = TileOrder::of(op, shape.batch * shape.kv_heads,
                                   ceil_div(shape.time, BackwardKeyTiles<Dim>::keys),
                                   4 * shape.time * shape.head_dim * shape.group());
-    launch(stream, op, attend_mma_backward_keys<Dim>, ordered.order.grid(),
+    launch(stream, op, attend_mma_backward_keys<T, Dim>, ordered.order.grid(),
            BackwardKeyTiles<Dim>::threads, BackwardKeyTiles<Dim>::bytes, dqkv, given, ordered);
 
     ordered.order = query_order(op, shape, BackwardQueryTiles<Dim>::queries);
-    launch(stream, op, attend_mma_backward_queries<Dim>, ordered.order.grid(),
+    launch(stream, op, attend_mma_backward_queries<T, Dim>, ordered.order.grid(),
            BackwardQueryTiles<Dim>::threads, BackwardQueryTiles<Dim>::bytes, dqkv, given, ordered);
   }
 };

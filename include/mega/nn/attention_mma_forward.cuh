@@ -1,8 +1,8 @@
-/// @file  Forward kernel of causal attention in bf16 on tensor cores: scores, soft-max and weighted
-/// values of a tile of queries in one pass over its keys, nothing of size time^2 in memory.
-/// Source: Dao, "FlashAttention-2", arXiv 2307.08691.
+/// @file  Forward kernel of causal attention in bf16 or fp16 on tensor cores: scores, soft-max and
+/// weighted values of a tile of queries in one pass over its keys, nothing of size time^2 in
+/// memory. Source: Dao, "FlashAttention-2", arXiv 2307.08691.
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/mma.cuh>
@@ -30,9 +30,9 @@ struct ForwardTiles {
   static constexpr std::size_t bytes = SwizzledTile<Dim>::bytes(queries) + 2 * stage_bytes;
 };
 
-template <int Dim>
+template <half_storage T, int Dim>
 MEGA_KERNEL void __launch_bounds__(ForwardTiles<Dim>::threads, ForwardTiles<Dim>::blocks)
-    attend_mma(Bfloat16* out, float* lse, AttentionTask task) {
+    attend_mma(T* out, float* lse, AttentionTask<T> task) {
   using Tiles = ForwardTiles<Dim>;
   using Tile = SwizzledTile<Dim>;
   constexpr int M = Tiles::m, Columns = Tiles::keys / 8;
@@ -49,13 +49,13 @@ MEGA_KERNEL void __launch_bounds__(ForwardTiles<Dim>::threads, ForwardTiles<Dim>
   const int group = head / static_cast<int>(shape.group());
   const int q0 = (task.order.tiles - 1 - turn) * Tiles::queries;
   const int first_query = q0 + warp_index() * Tiles::warp_queries;
-  const Bfloat16* const rows = task.qkv + task.first_element(sample);
+  const T* const rows = task.qkv + task.first_element(sample);
 
   // Two stages of keys and values: while one is used, the other is filled.
   const auto load_stage = [&](int n) {
     const int k0 = n * Tiles::keys;
     const std::uint32_t stage = ring + n % 2 * Tiles::stage_bytes;
-    const Bfloat16* const from = rows + k0 * width;
+    const T* const from = rows + k0 * width;
     Tile::template load<Tiles::keys, Tiles::threads>(stage, from + shape.key_column(group), width,
                                                      time - k0, dim);
     Tile::template load<Tiles::keys, Tiles::threads>(
@@ -90,7 +90,7 @@ MEGA_KERNEL void __launch_bounds__(ForwardTiles<Dim>::threads, ForwardTiles<Dim>
 
     const std::uint32_t stage = ring + n % 2 * Tiles::stage_bytes;
     float score[M][Columns][4];
-    multiply_transposed(score, query, TileReader<Dim>::by_columns(stage, 0), 0);
+    multiply_transposed<T>(score, query, TileReader<Dim>::by_columns(stage, 0), 0);
     if (k0 + Tiles::keys - 1 > first_query) mask_future<ScoreRows::queries>(score, first_query, k0);
       // No query comes before key 0, so from the first stage on the largest score is one that
       // counts.
@@ -128,8 +128,8 @@ MEGA_KERNEL void __launch_bounds__(ForwardTiles<Dim>::threads, ForwardTiles<Dim>
            1.0F);
     }
     std::uint32_t probability[M][Columns / 2][4];
-    round_to_left(probability, score);
-    add_product<M, Columns / 2, Dim>(
+    round_to_left<T>(probability, score);
+    add_product<T, M, Columns / 2, Dim>(
         weighted, probability, TileReader<Dim>::by_rows(stage + Tile::bytes(Tiles::keys), 0), 0);
   }
 
@@ -150,18 +150,19 @@ MEGA_KERNEL void __launch_bounds__(ForwardTiles<Dim>::threads, ForwardTiles<Dim>
              [&](int m, int h) { return task.kept / sum[m][h]; });
 }
 
+template <half_storage T>
 struct AttentionMmaForward {
   Stream& stream;
-  Bfloat16* out;
+  T* out;
   float* lse;
-  AttentionTask task;
+  AttentionTask<T> task;
 
   template <int Dim>
   void operator()() const {
     using Tiles = ForwardTiles<Dim>;
-    AttentionTask ordered = task;
+    AttentionTask<T> ordered = task;
     ordered.order = query_order("attention_forward", task.shape, Tiles::queries);
-    launch(stream, "attention_forward", attend_mma<Dim>, ordered.order.grid(), Tiles::threads,
+    launch(stream, "attention_forward", attend_mma<T, Dim>, ordered.order.grid(), Tiles::threads,
            Tiles::bytes, out, lse, ordered);
   }
 };

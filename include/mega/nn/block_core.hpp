@@ -67,7 +67,11 @@ class AttentionCore {
   template <class Ctx, class T>
   void forward(Ctx& ctx, Matrix<T> out, Matrix<T> inner, const Saved& saved,
                Vector<const float> frequencies) const {
-    Position::rotate(ctx.stream, inner, frequencies, shape_);
+    if constexpr (Position::rotates) {
+      const auto span = ctx.span("rope");
+      Position::rotate(ctx.stream, inner, frequencies, shape_);
+    }
+    const auto span = ctx.span("attention_core");
     Attention::forward(ctx.stream, out, saved.lse, inner, shape_, dropout(ctx));
   }
 
@@ -78,8 +82,14 @@ class AttentionCore {
                 Matrix<const std::type_identity_t<T>> inner,
                 Matrix<const std::type_identity_t<T>> out, const Saved& saved,
                 Vector<const float> frequencies) const {
-    Attention::backward(ctx.stream, dinner, dout, inner, out, saved.lse, shape_, dropout(ctx));
-    Position::rotate_back(ctx.stream, dinner, frequencies, shape_);
+    {
+      const auto span = ctx.span("attention_core");
+      Attention::backward(ctx.stream, dinner, dout, inner, out, saved.lse, shape_, dropout(ctx));
+    }
+    if constexpr (Position::rotates) {
+      const auto span = ctx.span("rope");
+      Position::rotate_back(ctx.stream, dinner, frequencies, shape_);
+    }
     if (!dbias.empty()) bias_gradient(ctx.stream, dbias, Matrix<const T>(dinner));
   }
 
@@ -129,6 +139,7 @@ class MlpCore {
 
   template <class Ctx, class T>
   void forward(Ctx& ctx, Matrix<T> out, Matrix<T> inner, const Saved&, Vector<const float>) const {
+    const auto span = ctx.span("activation");
     Activation::forward(ctx.stream, out, Matrix<const T>(inner));
   }
   template <class Ctx, class T>
@@ -136,6 +147,7 @@ class MlpCore {
                 Matrix<const std::type_identity_t<T>> dout,
                 Matrix<const std::type_identity_t<T>> inner, Matrix<const std::type_identity_t<T>>,
                 const Saved&, Vector<const float>) const {
+    const auto span = ctx.span("activation");
     Activation::backward(ctx.stream, dinner, dbias, dout, inner);
   }
   /// @param dout  behind the second product   @return  false where the sizes do not admit it
@@ -144,6 +156,7 @@ class MlpCore {
                      Matrix<const std::type_identity_t<T>> dout,
                      Vector<const std::type_identity_t<T>> weight,
                      Matrix<const std::type_identity_t<T>> inner, Product) const {
+    const auto span = ctx.span("down_activation");
     return Activation::template backward_from<Product>(ctx.stream, dinner, dbias, dout, weight,
                                                        inner);
   }

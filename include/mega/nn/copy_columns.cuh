@@ -1,8 +1,8 @@
 /// @file  Placing a narrow matrix among the columns of a wide one, on a GPU. Host twin:
 /// nn/copy_columns.hpp.
 #pragma once
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/stream.hpp>

@@ -1,7 +1,7 @@
 /// @file  Soft-max cross-entropy over a vocabulary that may be split between ranks, on a GPU. The
 /// host twins in nn/cross_entropy.hpp say what each operation does.
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/pack.cuh>

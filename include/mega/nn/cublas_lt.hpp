@@ -1,9 +1,10 @@
-/// @file  Matrix products of a GPU through cuBLASLt: bf16 or fp32, with the bias and the GELU of an
-/// MLP inside the product. Opt-in: needs the CUDA headers and cuBLASLt to link.
+/// @file  Matrix products of a GPU through cuBLASLt: bf16, fp16 or fp32, with a bias, its
+/// gradient and the derivative of GELU inside the product. Opt-in: needs the CUDA headers and
+/// cuBLASLt to link.
 #pragma once
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
 #include <mega/core/rng.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/memory.hpp>
 #include <mega/cuda/stream.hpp>
@@ -160,35 +161,41 @@ inline void check_cublas_lt(cublasStatus_t status, std::string_view call,
   return static_cast<std::uint8_t>(low == 0 ? 16U : low & (~low + 1U));
 }
 
+template <storage T>
+inline constexpr cudaDataType_t cuda_data_type = std::is_same_v<T, float>     ? CUDA_R_32F
+                                                 : std::is_same_v<T, Float16> ? CUDA_R_16F
+                                                                              : CUDA_R_16BF;
+
 /// What the choice of an algorithm depends on, row-major as callers see it.
 struct MatmulProblem {
   cublasLtEpilogue_t epilogue;
   cudaDataType_t in, out;
   Transpose trans_a, trans_b;
   bool reads_c;
-  std::uint8_t align_a, align_b, align_c, align_bias, align_aux;
+  std::uint8_t align_a, align_b, align_c, align_vector, align_aux;
   int m, n, k, lda, ldb, ldc;
 
   friend bool operator==(const MatmulProblem&, const MatmulProblem&) = default;
 
-  [[nodiscard]] bool has_bias() const noexcept {
-    return epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+  /// Numbers beside C: of a bias, or of the sums of rows of op(A).
+  [[nodiscard]] int vector_size() const noexcept {
+    return epilogue == CUBLASLT_EPILOGUE_BIAS ? n : epilogue == CUBLASLT_EPILOGUE_BGRADB ? m : 0;
   }
-  [[nodiscard]] bool has_aux() const noexcept {
-    return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DGELU;
-  }
+  [[nodiscard]] bool has_aux() const noexcept { return epilogue == CUBLASLT_EPILOGUE_DGELU; }
 
   /// The problem as fields of a line of MatmulAlgorithms.
   [[nodiscard]] std::string text() const {
-    const auto type = [](cudaDataType_t t) { return t == CUDA_R_32F ? "fp32" : "bf16"; };
+    const auto type = [](cudaDataType_t t) {
+      return t == CUDA_R_32F ? "fp32" : t == CUDA_R_16F ? "fp16" : "bf16";
+    };
     const auto flag = [](Transpose t) { return t == Transpose::no ? 'n' : 't'; };
-    const char* const after = epilogue == CUBLASLT_EPILOGUE_BIAS            ? "bias"
-                              : epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ? "bias_gelu"
-                              : epilogue == CUBLASLT_EPILOGUE_DGELU         ? "dgelu"
-                                                                            : "none";
+    const char* const after = epilogue == CUBLASLT_EPILOGUE_BIAS     ? "bias"
+                              : epilogue == CUBLASLT_EPILOGUE_BGRADB ? "row_sums"
+                              : epilogue == CUBLASLT_EPILOGUE_DGELU  ? "dgelu"
+                                                                     : "none";
     return sentence(type(in), ' ', type(out), ' ', after, ' ', flag(trans_a), flag(trans_b), ' ', m,
                     ' ', n, ' ', k, ' ', lda, ' ', ldb, ' ', ldc, reads_c ? " += " : " = ", align_a,
-                    ',', align_b, ',', align_c, ',', align_bias, ',', align_aux);
+                    ',', align_b, ',', align_c, ',', align_vector, ',', align_aux);
   }
 
   struct Hash {
@@ -205,7 +212,7 @@ struct MatmulProblem {
       mix(p.ldb, p.ldc);
       mix(p.epilogue, p.in * 256 + p.out);
       mix(static_cast<int>(p.trans_a) * 4 + static_cast<int>(p.trans_b) * 2 + p.reads_c,
-          p.align_a << 20 | p.align_b << 15 | p.align_c << 10 | p.align_bias << 5 | p.align_aux);
+          p.align_a << 20 | p.align_b << 15 | p.align_c << 10 | p.align_vector << 5 | p.align_aux);
       return static_cast<std::size_t>(sum);
     }
   };
@@ -214,7 +221,7 @@ struct MatmulProblem {
 struct MatmulOperands {
   const void* a;
   const void* b;
-  const void* bias;
+  const void* vector;  ///< a bias, or where sums go
   void* aux;
   void* c;
   float alpha, beta;
@@ -222,8 +229,8 @@ struct MatmulOperands {
 
 /// A problem as cuBLASLt describes it, and its algorithm. cuBLASLt counts columns first, so it sees
 /// every matrix transposed and computes C^T = op(B)^T op(A)^T: B is its left operand, C^T has n
-/// rows and m columns. A bias runs along those rows, as it runs along the columns of C; the operand
-/// of GELU lies as C does.
+/// rows and m columns. A bias runs along those rows, as it runs along the columns of C; sums over k
+/// of the right operand are those of the rows of op(A); the operand of GELU lies as C does.
 struct MatmulPlan {
   cublasLtMatmulDescOpaque_t operation;
   cublasLtMatrixLayoutOpaque_t left, right, out;
@@ -251,7 +258,7 @@ struct MatmulPlan {
   }
 
   void point_to(const MatmulProblem& p, const MatmulOperands& at) {
-    if (p.has_bias()) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, at.bias);
+    if (p.vector_size() > 0) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, at.vector);
     if (p.has_aux()) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.aux);
   }
 
@@ -368,12 +375,12 @@ class Stopwatch {
   };
   const auto reserve_matrix = [&](cudaDataType_t type, int rows, int ld) {
     return reserve(static_cast<std::size_t>(rows) * static_cast<std::size_t>(ld) *
-                   (type == CUDA_R_32F ? sizeof(float) : sizeof(Bfloat16)));
+                   std::size_t{type == CUDA_R_32F ? 4U : 2U});
   };
   const std::size_t a = reserve_matrix(p.in, p.trans_a == Transpose::no ? p.m : p.k, p.lda);
   const std::size_t b = reserve_matrix(p.in, p.trans_b == Transpose::no ? p.k : p.n, p.ldb);
   const std::size_t c = reserve_matrix(p.out, p.m, p.ldc);
-  const std::size_t bias = reserve_matrix(p.out, 1, p.has_bias() ? p.n : 0);
+  const std::size_t vector = reserve_matrix(p.out, 1, p.vector_size());
   const std::size_t aux = reserve_matrix(p.out, p.has_aux() ? p.m : 0, p.ldc);
   const std::size_t numbers_bytes = total;
   const std::size_t workspace = reserve(cublas_lt_workspace_bytes);
@@ -384,7 +391,8 @@ class Stopwatch {
   if (total > free_bytes) return candidates.front().algorithm;
 
   // Zeros and constants cost less power, and so run at higher clocks, than numbers do. Words of two
-  // bf16 numbers in (-2, -1] and [1, 2) are such fp32 numbers too.
+  // bf16 numbers in (-2, -1] and [1, 2) are such fp32 numbers too, and two fp16 numbers near 2 or
+  // -2.
   std::vector<std::uint32_t> pattern(pattern_bytes / sizeof(std::uint32_t));
   const RandomKey key{.use = RandomUse::test};
   for (std::size_t i = 0; i < pattern.size(); ++i)
@@ -407,7 +415,7 @@ class Stopwatch {
   at.a = base + a;
   at.b = base + b;
   at.c = base + c;
-  at.bias = base + bias;
+  at.vector = base + vector;
   at.aux = base + aux;
   plan.point_to(p, at);
 
@@ -466,22 +474,30 @@ class CublasLtMatmul {
   CublasLtMatmul& operator=(const CublasLtMatmul&) = delete;
   ~CublasLtMatmul() { (void)cublasLtDestroy(handle_); }
 
-  void run(cuda::Stream& stream, std::string_view call, const MatmulProblem& p,
-           const MatmulOperands& at) {
+  /// False where cuBLASLt has no algorithm; then nothing was queued.
+  [[nodiscard]] bool run(cuda::Stream& stream, std::string_view call, const MatmulProblem& p,
+                         const MatmulOperands& at) {
     const std::uint64_t revision = MatmulAlgorithms::of_process().revision();
     if (revision != revision_) plans_.clear();
     revision_ = revision;
     auto known = plans_.find(p);
-    if (known == plans_.end()) known = plans_.emplace(p, plan(stream, call, p, at)).first;
-    known->second.point_to(p, at);
-    check_cublas_lt(
-        known->second.run(handle_, at, known->second.algorithm, workspace_.data(), stream.native()),
-        call);
+    if (known == plans_.end()) known = plans_.emplace(p, make_plan(stream, p, at)).first;
+    if (!known->second) return false;
+    MatmulPlan& plan = *known->second;
+    plan.point_to(p, at);
+    check_cublas_lt(plan.run(handle_, at, plan.algorithm, workspace_.data(), stream.native()),
+                    call);
+    return true;
+  }
+  [[noreturn]] void refuse(std::string_view call, const MatmulProblem& p) const {
+    throw Error(ErrorCode::device,
+                sentence(call, ": cuBLASLt has no algorithm for ", prefix_, p.text()));
   }
 
  private:
-  [[nodiscard]] MatmulPlan plan(cuda::Stream& stream, std::string_view call, const MatmulProblem& p,
-                                const MatmulOperands& at) const {
+  /// None where cuBLASLt has no algorithm.
+  [[nodiscard]] std::optional<MatmulPlan> make_plan(cuda::Stream& stream, const MatmulProblem& p,
+                                                    const MatmulOperands& at) const {
     MatmulAlgorithms& algorithms = MatmulAlgorithms::of_process();
     MatmulPlan out(p);
     out.point_to(p, at);
@@ -489,7 +505,9 @@ class CublasLtMatmul {
     if (const auto known = algorithms.find(problem)) {
       out.algorithm = *known;
     } else {
-      out.algorithm = algorithms.keep(problem, choose(stream, call, out, p, at));
+      const auto chosen = choose(stream, out, p, at);
+      if (!chosen) return std::nullopt;
+      out.algorithm = algorithms.keep(problem, *chosen);
       out.point_to(p, at);
     }
     cublasLtMatmulHeuristicResult_t result = {};
@@ -503,17 +521,16 @@ class CublasLtMatmul {
     return out;
   }
 
-  [[nodiscard]] cublasLtMatmulAlgo_t choose(cuda::Stream& stream, std::string_view call,
-                                            MatmulPlan& plan, const MatmulProblem& p,
-                                            const MatmulOperands& at) const {
+  [[nodiscard]] std::optional<cublasLtMatmulAlgo_t> choose(cuda::Stream& stream, MatmulPlan& plan,
+                                                           const MatmulProblem& p,
+                                                           const MatmulOperands& at) const {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cuda::check(cudaStreamIsCapturing(stream.native(), &capture), "cudaStreamIsCapturing");
     // A stream under capture cannot be waited for.
     const bool timed = MatmulAlgorithms::of_process().choice() == AlgorithmChoice::timed &&
                        capture == cudaStreamCaptureStatusNone;
     const auto candidates = matmul_candidates(handle_, plan, p, timed ? matmul_candidates_most : 1);
-    expects(!candidates.empty(), ErrorCode::device,
-            [&] { return sentence(call, ": cuBLASLt has no algorithm for ", prefix_, p.text()); });
+    if (candidates.empty()) return std::nullopt;
     if (candidates.size() == 1) return candidates.front().algorithm;
     stream.synchronize();  // its work would share the GPU with what is measured
     return fastest_matmul(handle_, plan, p, at, candidates);
@@ -523,7 +540,7 @@ class CublasLtMatmul {
   std::string prefix_;
   cublasLtHandle_t handle_ = nullptr;
   std::uint64_t revision_ = 0;
-  std::unordered_map<MatmulProblem, MatmulPlan, MatmulProblem::Hash> plans_;
+  std::unordered_map<MatmulProblem, std::optional<MatmulPlan>, MatmulProblem::Hash> plans_;
 };
 
 /// A size or a leading dimension.
@@ -581,14 +598,22 @@ struct CublasLtProduct {
                 ldc, {a, b, bias, nullptr, c, 1.0F, 0.0F});
   }
 
-  /// pre = op(A) op(B) + bias in each row, and C = gelu_tanh(pre).
-  /// @param bias  [n]   @param pre  m x n, with the leading dimension of C
-  /// @throws      Error(logic) unless ldc is a multiple of 8, which cuBLASLt asks of pre
-  static void gemm_bias_gelu(cuda::Stream& stream, Transpose trans_a, Transpose trans_b, Index m,
-                             Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
-                             const T* bias, T* pre, T* c, Index ldc) {
-    multiply<T>(stream, "gemm_bias_gelu", CUBLASLT_EPILOGUE_GELU_AUX_BIAS, trans_a, trans_b, m, n,
-                k, lda, ldb, ldc, {a, b, bias, pre, c, 1.0F, 0.0F});
+  /// C = op(A) op(B) + beta C and sums[i] = sum of row i of op(A), both in float.
+  /// @param sums  [m], overwritten
+  /// @return      false where cuBLASLt has no algorithm for it, or there is nothing to multiply;
+  ///              then nothing was queued
+  [[nodiscard]] static bool gemm_row_sums(cuda::Stream& stream, Transpose trans_a,
+                                          Transpose trans_b, Index m, Index n, Index k, const T* a,
+                                          Index lda, const T* b, Index ldb, float beta, float* c,
+                                          Index ldc, float* sums) {
+    if (m <= 0 || n <= 0 || k <= 0) return false;
+    constexpr std::string_view call = "gemm_row_sums";
+    const detail::MatmulOperands at{a, b, sums, nullptr, c, 1.0F, beta};
+    return stream.resource<detail::CublasLtMatmul>().run(
+        stream, call,
+        problem_of<float>(call, CUBLASLT_EPILOGUE_BGRADB, trans_a, trans_b, m, n, k, lda, ldb, ldc,
+                          at),
+        at);
   }
 
   /// C = (op(A) op(B)) * gelu_tanh'(pre), element by element.
@@ -597,7 +622,7 @@ struct CublasLtProduct {
   static void gemm_dgelu(cuda::Stream& stream, Transpose trans_a, Transpose trans_b, Index m,
                          Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
                          const T* pre, T* c, Index ldc) {
-    // One attribute of cuBLASLt names what GELU stores and what its derivative reads.
+    // cuBLASLt asks for a pointer to what it only reads.
     multiply<T>(stream, "gemm_dgelu", CUBLASLT_EPILOGUE_DGELU, trans_a, trans_b, m, n, k, lda, ldb,
                 ldc, {a, b, nullptr, const_cast<T*>(pre), c, 1.0F, 0.0F});
   }
@@ -614,22 +639,34 @@ struct CublasLtProduct {
       void* const zeros = stream.scratch(bytes);
       cuda::check(cudaMemsetAsync(zeros, 0, bytes, stream.native()), "cudaMemsetAsync");
       return multiply<C>(stream, call, epilogue, Transpose::yes, Transpose::no, m, n, 1, m, n, ldc,
-                         {zeros, zeros, at.bias, at.aux, at.c, at.alpha, at.beta});
+                         {zeros, zeros, at.vector, at.aux, at.c, at.alpha, at.beta});
     }
-    constexpr auto type = [](bool single) { return single ? CUDA_R_32F : CUDA_R_16BF; };
+    const auto problem =
+        problem_of<C>(call, epilogue, trans_a, trans_b, m, n, k, lda, ldb, ldc, at);
+    auto& products = stream.resource<detail::CublasLtMatmul>();
+    if (!products.run(stream, call, problem, at)) products.refuse(call, problem);
+  }
+
+  template <class C>
+  [[nodiscard]] static detail::MatmulProblem problem_of(std::string_view call,
+                                                        cublasLtEpilogue_t epilogue,
+                                                        Transpose trans_a, Transpose trans_b,
+                                                        Index m, Index n, Index k, Index lda,
+                                                        Index ldb, Index ldc,
+                                                        const detail::MatmulOperands& at) {
     const auto size = [&](std::string_view what, Index value) {
       return detail::matmul_size(call, what, value);
     };
     const detail::MatmulProblem problem{.epilogue = epilogue,
-                                        .in = type(std::is_same_v<T, float>),
-                                        .out = type(std::is_same_v<C, float>),
+                                        .in = detail::cuda_data_type<T>,
+                                        .out = detail::cuda_data_type<C>,
                                         .trans_a = trans_a,
                                         .trans_b = trans_b,
                                         .reads_c = at.beta != 0.0F,
                                         .align_a = detail::matmul_alignment(at.a),
                                         .align_b = detail::matmul_alignment(at.b),
                                         .align_c = detail::matmul_alignment(at.c),
-                                        .align_bias = detail::matmul_alignment(at.bias),
+                                        .align_vector = detail::matmul_alignment(at.vector),
                                         .align_aux = detail::matmul_alignment(at.aux),
                                         .m = size("m", m),
                                         .n = size("n", n),
@@ -640,12 +677,15 @@ struct CublasLtProduct {
     expects(!problem.has_aux() || ldc % 8 == 0, ErrorCode::logic, [&] {
       return sentence(call, ": ldc is ", ldc, ", cuBLASLt takes multiples of 8 with GELU");
     });
-    stream.resource<detail::CublasLtMatmul>().run(stream, call, problem, at);
+    return problem;
   }
 };
 
 static_assert(matrix_product<CublasLtProduct<float>, cuda::Stream>);
 static_assert(fuses_bias<CublasLtProduct<Bfloat16>, cuda::Stream>);
 static_assert(fuses_gelu_backward<CublasLtProduct<Bfloat16>, cuda::Stream>);
+static_assert(fuses_row_sums<CublasLtProduct<Bfloat16>, cuda::Stream>);
+static_assert(fuses_bias<CublasLtProduct<Float16>, cuda::Stream>);
+static_assert(fuses_gelu_backward<CublasLtProduct<Float16>, cuda::Stream>);
 
 }  // namespace mega::inline v0::nn

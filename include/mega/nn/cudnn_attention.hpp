@@ -1,9 +1,9 @@
-/// @file  Causal attention in bf16 through cuDNN's graph C API. Opt-in: needs the CUDA and cuDNN
-/// headers, and cuDNN to link. Plain C++, no nvcc.
-/// Source: the operation pattern that cuDNN's developer guide documents for flash attention.
+/// @file  Causal attention in bf16 or fp16 through cuDNN's graph C API. Opt-in: needs the CUDA and
+/// cuDNN headers, and cuDNN to link. Plain C++, no nvcc. Source: the operation pattern that cuDNN's
+/// developer guide documents for flash attention.
 #pragma once
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/stream.hpp>
 #include <mega/nn/attention.hpp>
@@ -58,10 +58,19 @@ struct CudnnAttentionPart {
   Index qkv_width = 0;   ///< elements of a row of the whole packed matrix
   Index out_width = 0;   ///< and of the whole output
   CudnnAttentionPass pass = CudnnAttentionPass::forward;
+  cudnnDataType_t stored = CUDNN_DATA_BFLOAT16;  ///< what rows and rounded products are
 
-  [[nodiscard]] std::array<Index, 8> key() const {
-    return {shape.batch,    shape.time, shape.query_heads, shape.kv_heads,
-            shape.head_dim, qkv_width,  out_width,         static_cast<Index>(pass)};
+  using Key = std::array<Index, 9>;
+  [[nodiscard]] Key key() const {
+    return {shape.batch,
+            shape.time,
+            shape.query_heads,
+            shape.kv_heads,
+            shape.head_dim,
+            qkv_width,
+            out_width,
+            static_cast<Index>(pass),
+            static_cast<Index>(stored)};
   }
   [[nodiscard]] float scale() const { return 1.0F / std::sqrt(static_cast<float>(shape.head_dim)); }
 
@@ -85,12 +94,12 @@ struct CudnnAttentionPart {
 /// The engines recognise the graph by its pattern: order and types of the operations are theirs.
 inline CudnnGraph attention_forward_graph(const CudnnAttentionPart& part) {
   using Id = CudnnAttentionId;
-  constexpr auto bf16 = CUDNN_DATA_BFLOAT16;
+  const cudnnDataType_t stored = part.stored;
   CudnnGraph g;
-  const auto query = g.memory(Id::query, bf16, part.query());
-  const auto key = g.memory(Id::key, bf16, part.key_or_value().transposed());
-  const auto value = g.memory(Id::value, bf16, part.key_or_value());
-  const auto out = g.memory(Id::out, bf16, part.out());
+  const auto query = g.memory(Id::query, stored, part.query());
+  const auto key = g.memory(Id::key, stored, part.key_or_value().transposed());
+  const auto value = g.memory(Id::value, stored, part.key_or_value());
+  const auto out = g.memory(Id::out, stored, part.out());
   const auto lse = g.memory(Id::lse, CUDNN_DATA_FLOAT, part.per_query());
 
   auto score = g.multiply(query, key, g.temporary(part.scores()));
@@ -102,7 +111,7 @@ inline CudnnGraph attention_forward_graph(const CudnnAttentionPart& part) {
   const auto sum = g.reduce(CUDNN_REDUCE_TENSOR_ADD, weight, g.temporary(part.per_query()));
   g.pointwise(CUDNN_POINTWISE_ADD, largest, g.pointwise(CUDNN_POINTWISE_LOG, sum), lse);
   const auto probability =
-      g.pointwise(CUDNN_POINTWISE_DIV, weight, sum, g.temporary(part.scores(), bf16));
+      g.pointwise(CUDNN_POINTWISE_DIV, weight, sum, g.temporary(part.scores(), stored));
   g.multiply(probability, value, out);
   return g;
 }
@@ -111,28 +120,28 @@ inline CudnnGraph attention_forward_graph(const CudnnAttentionPart& part) {
 /// scores' gradients, of which one product makes dquery.
 inline CudnnGraph attention_backward_graph(const CudnnAttentionPart& part) {
   using Id = CudnnAttentionId;
-  constexpr auto bf16 = CUDNN_DATA_BFLOAT16;
+  const cudnnDataType_t stored = part.stored;
   constexpr auto fp32 = CUDNN_DATA_FLOAT;
   CudnnGraph g;
-  const auto query = g.memory(Id::query, bf16, part.query());
-  const auto key = g.memory(Id::key, bf16, part.key_or_value().transposed());
-  const auto value = g.memory(Id::value, bf16, part.key_or_value().transposed());
-  const auto out = g.memory(Id::out, bf16, part.out());
-  const auto dout = g.memory(Id::dout, bf16, part.out());
+  const auto query = g.memory(Id::query, stored, part.query());
+  const auto key = g.memory(Id::key, stored, part.key_or_value().transposed());
+  const auto value = g.memory(Id::value, stored, part.key_or_value().transposed());
+  const auto out = g.memory(Id::out, stored, part.out());
+  const auto dout = g.memory(Id::dout, stored, part.out());
   const auto lse = g.memory(Id::lse, fp32, part.per_query());
-  const auto dquery = g.memory(Id::dquery, bf16, part.query());
-  const auto dkey = g.memory(Id::dkey, bf16, part.key_or_value());
-  const auto dvalue = g.memory(Id::dvalue, bf16, part.key_or_value());
+  const auto dquery = g.memory(Id::dquery, stored, part.query());
+  const auto dkey = g.memory(Id::dkey, stored, part.key_or_value());
+  const auto dvalue = g.memory(Id::dvalue, stored, part.key_or_value());
   const auto inner = g.memory(Id::inner, fp32, part.per_query());
   const auto scale = g.number(part.scale());
   // to = weights^T rows, summed over the query heads of a group.
   const auto add_over_queries = [&](CudnnTensor weights, CudnnTensor rows, CudnnTensor to) {
-    const auto transposed = g.transpose(weights, bf16);
+    const auto transposed = g.transpose(weights, stored);
     if (part.shape.group() == 1)
       g.multiply(transposed, rows, to);
     else
       g.reduce(CUDNN_REDUCE_TENSOR_ADD,
-               g.multiply(transposed, rows, g.temporary(part.heads(), bf16)), to);
+               g.multiply(transposed, rows, g.temporary(part.heads(), stored)), to);
   };
 
   const auto products = g.pointwise(CUDNN_POINTWISE_MUL, dout, out, g.temporary(part.heads()));
@@ -153,7 +162,7 @@ inline CudnnGraph attention_backward_graph(const CudnnAttentionPart& part) {
   dscore = g.pointwise(CUDNN_POINTWISE_MUL, dscore, scale);
   add_over_queries(dscore, query, dkey);
 
-  const auto keys = g.transpose(key, bf16);
+  const auto keys = g.transpose(key, stored);
   if (part.pass == CudnnAttentionPass::deterministic_backward) {
     g.multiply(dscore, keys, dquery);
   } else {
@@ -192,7 +201,7 @@ class CudnnAttentionPlans {
 
  private:
   struct Known {
-    std::array<Index, 8> key;
+    CudnnAttentionPart::Key key;
     std::unique_ptr<const CudnnPlan> plan;
   };
   CudnnHandle handle_;
@@ -255,13 +264,18 @@ inline void expects_aligned(
   }
 }
 
-inline void cudnn_attention_forward(cuda::Stream& stream, Bfloat16* out, float* lse,
-                                    const Bfloat16* qkv, const AttentionShape& shape) {
+template <half_storage T>
+inline constexpr cudnnDataType_t cudnn_data_type =
+    std::is_same_v<T, Float16> ? CUDNN_DATA_HALF : CUDNN_DATA_BFLOAT16;
+
+template <half_storage T>
+void cudnn_attention_forward(cuda::Stream& stream, T* out, float* lse, const T* qkv,
+                             const AttentionShape& shape) {
   using Id = CudnnAttentionId;
   expects_aligned("attention_forward", {{"out", out}, {"lse", lse}, {"qkv", qkv}});
   auto& plans = stream.resource<CudnnAttentionPlans>();
-  const CudnnPlan& plan = plans.plan(
-      {shape, shape.width(), shape.query_heads * shape.head_dim, CudnnAttentionPass::forward});
+  const CudnnPlan& plan = plans.plan({shape, shape.width(), shape.query_heads * shape.head_dim,
+                                      CudnnAttentionPass::forward, cudnn_data_type<T>});
   const CudnnPlan::Binding bindings[] = {{Id::query, qkv + shape.query_column(0)},
                                          {Id::key, qkv + shape.key_column(0)},
                                          {Id::value, qkv + shape.value_column(0)},
@@ -270,9 +284,10 @@ inline void cudnn_attention_forward(cuda::Stream& stream, Bfloat16* out, float* 
   plan.run(plans.handle(), bindings, stream.scratch(plan.workspace_bytes()));
 }
 
-inline void cudnn_attention_backward(cuda::Stream& stream, Bfloat16* dqkv, const Bfloat16* dout,
-                                     const Bfloat16* qkv, const Bfloat16* out, const float* lse,
-                                     const AttentionShape& shape, bool deterministic) {
+template <half_storage T>
+void cudnn_attention_backward(cuda::Stream& stream, T* dqkv, const T* dout, const T* qkv,
+                              const T* out, const float* lse, const AttentionShape& shape,
+                              bool deterministic) {
   using Id = CudnnAttentionId;
   expects_aligned("attention_backward",
                   {{"dqkv", dqkv}, {"dout", dout}, {"qkv", qkv}, {"out", out}, {"lse", lse}});
@@ -287,7 +302,8 @@ inline void cudnn_attention_backward(cuda::Stream& stream, Bfloat16* dqkv, const
       part.query_heads = part.kv_heads * shape.group();
       const CudnnPlan& plan = plans.plan({part, shape.width(), out_width,
                                           deterministic ? CudnnAttentionPass::deterministic_backward
-                                                        : CudnnAttentionPass::backward});
+                                                        : CudnnAttentionPass::backward,
+                                          cudnn_data_type<T>});
       const CudnnBackwardScratch place(part, deterministic, plan.workspace_bytes());
       auto* const scratch = static_cast<std::byte*>(stream.scratch(place.bytes));
       const Index query_head = head * shape.group();
@@ -316,10 +332,10 @@ inline void cudnn_attention_backward(cuda::Stream& stream, Bfloat16* dqkv, const
 
 }  // namespace detail
 
-/// Attention of bf16 through cuDNN. What it does not support, float included, goes to the library's
-/// own operation on the stream, which the caller has included. A shape's plans are built at its
-/// first use on a stream, about a second each, and kept with the stream; from then on forward and
-/// backward may be captured.
+/// Attention of bf16 and fp16 through cuDNN. What it does not support, float included, goes to the
+/// library's own operation on the stream, which the caller has included. A shape's plans are built
+/// at its first use on a stream, about a second each, and kept with the stream; from then on
+/// forward and backward may be captured.
 /// @tparam Deterministic  whether backward gives the same bits run to run on one kind of GPU, as
 ///         forward always does. It then stores the scores' gradients, in parts of up to 1 GiB of
 ///         scratch (more where the query heads of one key head alone need more, or where time is no
@@ -349,14 +365,14 @@ struct CudnnAttention {
     detail::expects_shape(op, "qkv", qkv, shape.rows(), shape.width());
     detail::expects_shape(op, "out", out, shape.rows(), shape.query_heads * shape.head_dim);
     detail::expects_shape(op, "lse", lse.matrix(), shape.batch * shape.query_heads, shape.time);
-    if constexpr (std::is_same_v<T, Bfloat16>)
+    if constexpr (half_storage<T>)
       if (supports(shape, dropout))
         return detail::cudnn_attention_forward(stream, out.data(), lse.data(), qkv.data(), shape);
     attention_forward(stream, out, lse, qkv, shape, dropout);
   }
 
   /// As attention_backward of nn/attention.hpp. Probabilities and gradients of scores are rounded
-  /// to bf16 before they are multiplied.
+  /// to T before they are multiplied.
   /// @pre   the operands of the forward pass, unchanged; dqkv overlaps none of the inputs; operands
   ///        are aligned to 16 bytes   @sync  ordered on stream
   /// @determinism  not bitwise unless Deterministic: sums of dquery are added in any order
@@ -374,14 +390,14 @@ struct CudnnAttention {
     detail::expects_shape(op, "out", out, shape.rows(), out_width);
     detail::expects_shape(op, "dout", dout, shape.rows(), out_width);
     detail::expects_shape(op, "lse", lse.matrix(), shape.batch * shape.query_heads, shape.time);
-    if constexpr (std::is_same_v<T, Bfloat16>)
+    if constexpr (half_storage<T>)
       if (supports(shape, dropout))
         return detail::cudnn_attention_backward(stream, dqkv.data(), dout.data(), qkv.data(),
                                                 out.data(), lse.data(), shape, Deterministic);
     attention_backward(stream, dqkv, dout, qkv, out, lse, shape, dropout);
   }
 
-  /// Scratch of the stream that both passes of a supported bf16 shape need at most: without a
+  /// Scratch of the stream that both passes of a supported shape need at most: without a
   /// device, for the memory plan. What cuDNN itself takes is a rule found by asking version 9.19.
   /// @param compute_capability  of the GPU, 80 to 90; engines before 90 hold sums of dquery again
   [[nodiscard]] static constexpr std::size_t workspace_bytes(const AttentionShape& shape,

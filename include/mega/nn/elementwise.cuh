@@ -1,9 +1,9 @@
 /// @file  Operations on single elements, and the bias with its column sums, on a GPU. The host
 /// twins in nn/elementwise.hpp say what each operation does.
 #pragma once
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
 #include <mega/core/rng.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/memory.hpp>
@@ -109,12 +109,12 @@ struct Dropout {
   const T* x;
   Index cols;
   float probability;
-  RandomKey key;
+  RandomSite key;
   nn::GlobalBlock block;
 
   __device__ void operator()(Index r, Index q) const {
     const Index first = block.element(r, 0);
-    nn::detail::DropoutMask mask(key, probability);
+    nn::detail::DropoutMask mask(key.read(), probability);
     Index c = (first / 4 + q) * 4 - first;
     const Index end = min(c + 4, cols);
     for (c = max(c, Index{0}); c < end; ++c)
@@ -124,7 +124,7 @@ struct Dropout {
   template <int W>
   __device__ void at(Index r, Index c) const {
     static_assert(W == 4);
-    nn::detail::DropoutMask mask(key, probability);
+    nn::detail::DropoutMask mask(key.read(), probability);
     float v[W];
     load_pack(v, x + r * cols + c);
 #pragma unroll
@@ -265,7 +265,7 @@ void swiglu_backward(Stream& stream, Matrix<T> dx, Matrix<const std::type_identi
 
 template <storage T>
 void dropout_forward(Stream& stream, Matrix<T> out, Matrix<const std::type_identity_t<T>> x,
-                     float probability, RandomKey key, nn::GlobalBlock block) {
+                     float probability, RandomSite key, nn::GlobalBlock block) {
   constexpr auto op = "dropout_forward";
   nn::detail::expects_shape(op, "out", out, x.rows(), x.cols());
   expects(probability >= 0.0F && probability < 1.0F, ErrorCode::logic,
@@ -292,7 +292,7 @@ void dropout_forward(Stream& stream, Matrix<T> out, Matrix<const std::type_ident
 
 template <storage T>
 void dropout_backward(Stream& stream, Matrix<T> dx, Matrix<const std::type_identity_t<T>> dout,
-                      float probability, RandomKey key, nn::GlobalBlock block) {
+                      float probability, RandomSite key, nn::GlobalBlock block) {
   cuda::dropout_forward(stream, dx, dout, probability, key, block);
 }
 

@@ -219,7 +219,7 @@ struct GlobalBlock {
 /// @pre  0 <= probability < 1; block.row_stride is the number of columns of the whole tensor
 template <host::host_stream S>
 void dropout_forward(S& stream, Matrix<float> out, Matrix<const float> x, float probability,
-                     RandomKey key, GlobalBlock block) {
+                     RandomSite key, GlobalBlock block) {
   detail::expects_shape("dropout_forward", "out", out, x.rows(), x.cols());
   expects(probability >= 0.0f && probability < 1.0f, ErrorCode::logic, [&] {
     return sentence("dropout_forward: probability is ", probability, ", it must be in [0, 1)");
@@ -231,7 +231,7 @@ void dropout_forward(S& stream, Matrix<float> out, Matrix<const float> x, float 
           });
   stream.run([=] {
     if (probability == 0.0f && out.data() == x.data()) return;
-    detail::DropoutMask mask(key, probability);
+    detail::DropoutMask mask(key.read(), probability);
     for (Index r = 0; r < x.rows(); ++r) {
       const float* const in = x.row(r);
       float* const to = out.row(r);
@@ -247,7 +247,7 @@ void dropout_forward(S& stream, Matrix<float> out, Matrix<const float> x, float 
 /// dx = dout times the factors of the forward operation with the same key and block.
 template <host::host_stream S>
 void dropout_backward(S& stream, Matrix<float> dx, Matrix<const float> dout, float probability,
-                      RandomKey key, GlobalBlock block) {
+                      RandomSite key, GlobalBlock block) {
   dropout_forward(stream, dx, dout, probability, key, block);
 }
 

@@ -1,7 +1,7 @@
 /// @file  Token and learned position embeddings on a GPU. The host twins in nn/embedding.hpp say
 /// what each operation does.
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/launch.cuh>

@@ -1,7 +1,7 @@
 /// @file  Soft-max cross-entropy of a vocabulary that one rank holds whole, on a GPU. The host twin
 /// in nn/fused_cross_entropy.hpp says what the operation does.
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/pack.cuh>

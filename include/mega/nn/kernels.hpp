@@ -1,7 +1,7 @@
 /// @file  Kernels: what a Transformer computes with. The type of its stored numbers, who multiplies
 /// matrices, who attends.
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/nn/attention_shape.hpp>
 #include <mega/nn/product.hpp>

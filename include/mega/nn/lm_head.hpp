@@ -91,19 +91,25 @@ class LmHead {
       const Index count = std::min(block_rows_, rows.rows() - first);
       const Matrix<T> x = rows.slice(first, count);
       const Matrix<T> logits = s.logits.slice(0, count);
-      Product::forward(ctx.stream, logits, x, weight_.value);
+      {
+        const auto product = ctx.span("head_product");
+        Product::forward(ctx.stream, logits, x, weight_.value);
+      }
       const Vector<const std::int32_t> wanted = ids.slice(first, count);
       const Vector<double> loss_of_block = s.partials.slice(block, 1);
       const Vector<const float> scale(ctx.loss_scale, 1);
       if (ctx.training() && region.degree() == 1) {
+        const auto entropy = ctx.span("cross_entropy");
         fused_cross_entropy(ctx.stream, logits, loss_of_block, s.row_loss.slice(0, count), wanted,
                             range_.valid, scale);
       } else {
         block_loss(ctx, region, s, logits, wanted, loss_of_block);
         if (!ctx.training()) continue;
+        const auto entropy = ctx.span("cross_entropy");
         cross_entropy_backward(ctx.stream, logits, Matrix<const T>(logits), wanted,
                                s.row_max.slice(0, count), s.sums.slice(0, count), shard(), scale);
       }
+      const auto products = ctx.span("head_product");
       Product::backward_weight(ctx.stream, weight_.gradient, logits, x,
                                ctx.microbatch == 0 && block == 0);
       Product::backward_input(ctx.stream, x, logits, weight_.value);
@@ -150,6 +156,7 @@ class LmHead {
     const Index count = logits.rows();
     const Vector<float> row_max = s.row_max.slice(0, count);
     const Vector<float> sums = s.sums.slice(0, 2 * count);
+    const auto entropy = ctx.span("cross_entropy");
     cross_entropy_row_max(ctx.stream, row_max, logits, shard());
     region.comm().all_reduce(ctx.stream, row_max, comm::Reduce::max);
     cross_entropy_sum_exp(ctx.stream, sums.slice(0, count), sums.slice(count, count), logits,

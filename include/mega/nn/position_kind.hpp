@@ -12,13 +12,15 @@
 
 namespace mega::inline v0::nn {
 
-// A position kind has: name; has_table, whether the embedding adds one; validate(); frequencies(),
-// how many numbers prepare() writes for a call; rotate() and rotate_back(), in place on the packed
-// matrix of queries, keys and values, and on its gradient.
+// A position kind has: name; has_table, whether the embedding adds one; rotates, whether rotate()
+// does anything; validate(); frequencies(), how many numbers prepare() writes for a call; rotate()
+// and rotate_back(), in place on the packed matrix of queries, keys and values, and on its
+// gradient.
 
 struct LearnedPosition {
   static constexpr std::string_view name = "learned";
   static constexpr bool has_table = true;
+  static constexpr bool rotates = false;
 
   static void validate(const TransformerConfig& config, const TransformerRun& run) {
     expects(run.sequence <= config.max_positions, ErrorCode::usage, [&] {
@@ -38,6 +40,7 @@ struct LearnedPosition {
 struct RotaryPosition {
   static constexpr std::string_view name = "rotary";
   static constexpr bool has_table = false;
+  static constexpr bool rotates = true;
 
   static void validate(const TransformerConfig& config, const TransformerRun&) {
     expects(config.head_dim % 2 == 0, ErrorCode::usage, [&] {

@@ -164,16 +164,21 @@ class ResidualBlock {
                const Scratch& scratch, Pass pass, const Entry* next, std::string_view shown) const {
     const auto span = ctx.span(Core::name);
     const Matrix<const T> core_out = run_core(ctx, region, saved, scratch, pass);
-    Product::forward(ctx.stream, scratch.partial, core_out, weights_.out.value);
+    {
+      const auto product = ctx.span(Core::out_name);
+      Product::forward(ctx.stream, scratch.partial, core_out, weights_.out.value);
+    }
     const Matrix<T> branch = region.reduce(ctx.stream, scratch.partial);
     // Each rank adds the bias to what is already summed.
     Vector<const T> bias = weights_.out_bias.value;
     if (probability(ctx) > 0) {
+      const auto dropping = ctx.span("dropout");
       if (!bias.empty()) bias_add(ctx.stream, branch, Matrix<const T>(branch), bias);
       bias = {};
       dropout_forward(ctx.stream, branch, Matrix<const T>(branch), probability(ctx), random(ctx),
                       place(ctx, region));
     }
+    const auto adding = ctx.span(next == nullptr ? "add" : "add_norm");
     if (next == nullptr || Ctx::injects) {
       add_branch(ctx.stream, y, x, Matrix<const T>(branch), bias);
       if (!shown.empty()) expose(ctx, shown, y, pass);
@@ -210,7 +215,8 @@ class ResidualBlock {
     Vector<float> before = {};  ///< passing_gradient() of the block before
   };
 
-  /// dx from dy, and the gradients of biases and norms.
+  /// dx from dy, and the gradients of norms and biases, but for the first product's bias where its
+  /// gradient comes with the weight's.
   template <class Ctx, class Region>
   void backward_input(Ctx& ctx, const Region& region, const Backward& b, const Saved& saved,
                       const Gradients& gradients, const Scratch& scratch) const {
@@ -219,7 +225,8 @@ class ResidualBlock {
     to_input(ctx, region, b, saved, gradients, scratch);
   }
 
-  /// Adds to the gradients of the two weight matrices, or at the first micro-batch sets them.
+  /// Adds to the gradients of the two weight matrices, or at the first micro-batch sets them, with
+  /// that of the first bias where one product gives both.
   /// @param dy  as backward_input() had it, unless gradients hold it
   template <class Ctx, class Region>
   void backward_weight(Ctx& ctx, const Region& region, Matrix<const T> dy, Matrix<const T> x,
@@ -248,7 +255,10 @@ class ResidualBlock {
                            const Scratch& scratch, Pass pass) const {
     const Matrix<const T> normed =
         region.gather(ctx.stream, scratch.normed, own_normed(region, saved, scratch));
-    Product::forward(ctx.stream, saved.inner, normed, weights_.in.value, weights_.in_bias.value);
+    {
+      const auto product = ctx.span(Core::in_name);
+      Product::forward(ctx.stream, saved.inner, normed, weights_.in.value, weights_.in_bias.value);
+    }
     const Matrix<T> core_out = core_output(region, saved, scratch);
     core_.forward(ctx, core_out, saved.inner, saved.core, scratch.frequencies);
     expose(ctx, exposed_, core_out, pass);
@@ -261,27 +271,36 @@ class ResidualBlock {
                                   const Gradients& gradients) const {
     Matrix<const T> own = b.dy;
     if (!gradients.out.empty()) {
+      const auto dropping = ctx.span("dropout");
       const Matrix<T> kept = region.own(gradients.out);
       dropout_backward(ctx.stream, kept, b.dy, probability(ctx), random(ctx), place(ctx, region));
       own = kept;
     }
     const bool passed = b.behind_norm && !passing_gradient().empty();
-    if (Spec::has_bias && !passed) bias_gradient(ctx.stream, weights_.out_bias.gradient, own);
+    if (Spec::has_bias && !passed) {
+      const auto summing = ctx.span("bias");
+      bias_gradient(ctx.stream, weights_.out_bias.gradient, own);
+    }
     return gradients.out.empty() ? own : region.gather(ctx.stream, gradients.out, own);
   }
 
   template <class Ctx, class Region>
   void to_inner(Ctx& ctx, const Region& region, Matrix<const T> dout, const Saved& saved,
                 const Gradients& gradients, const Scratch& scratch) const {
+    const Vector<float> dbias =
+        joins_bias_gradient(ctx) ? Vector<float>{} : weights_.in_bias.gradient;
     if constexpr (Core::template joins_product<typename Kernels::product, decltype(ctx.stream)>) {
-      if (core_.backward_from(ctx, gradients.inner, weights_.in_bias.gradient, dout,
-                              weights_.out.value, saved.inner, typename Kernels::product{}))
+      if (core_.backward_from(ctx, gradients.inner, dbias, dout, weights_.out.value, saved.inner,
+                              typename Kernels::product{}))
         return;
     }
     const Matrix<T> dcore(scratch.dcore_out.data(), region.rows(), core_.out_width());
-    Product::backward_input(ctx.stream, dcore, dout, weights_.out.value);
-    core_.backward(ctx, gradients.inner, weights_.in_bias.gradient, dcore, saved.inner,
-                   saved.core_out, saved.core, scratch.frequencies);
+    {
+      const auto product = ctx.span(Core::out_name);
+      Product::backward_input(ctx.stream, dcore, dout, weights_.out.value);
+    }
+    core_.backward(ctx, gradients.inner, dbias, dcore, saved.inner, saved.core_out, saved.core,
+                   scratch.frequencies);
   }
 
   template <class Ctx, class Region>
@@ -295,18 +314,39 @@ class ResidualBlock {
       }
     }
     const bool first = ctx.microbatch == 0;
-    Product::backward_weight(ctx.stream, weights_.out.gradient, dout, core_out, first);
+    {
+      const auto product = ctx.span(Core::out_name);
+      Product::backward_weight(ctx.stream, weights_.out.gradient, dout, core_out, first);
+    }
     if (saved.normed.empty()) enter(ctx, region, x, saved, scratch);
     const Matrix<const T> normed =
         region.gather(ctx.stream, scratch.normed, own_normed(region, saved, scratch));
+    const auto product = ctx.span(Core::in_name);
+    if constexpr (Product::template joins_bias_gradient<decltype(ctx.stream)>) {
+      if (joins_bias_gradient(ctx))
+        return Product::backward_weight_bias(ctx.stream, weights_.in.gradient,
+                                             weights_.in_bias.gradient, gradients.inner, normed);
+    }
     Product::backward_weight(ctx.stream, weights_.in.gradient, gradients.inner, normed, first);
+  }
+
+  /// Whether the gradient of the first product's bias comes with that of its weight. A product
+  /// writes what it sums, so it is the first micro-batch's that can.
+  template <class Ctx>
+  [[nodiscard]] bool joins_bias_gradient(const Ctx& ctx) const noexcept {
+    return Product::template joins_bias_gradient<decltype(ctx.stream)> && ctx.microbatch == 0 &&
+           !weights_.in_bias.gradient.empty();
   }
 
   template <class Ctx, class Region>
   void to_input(Ctx& ctx, const Region& region, const Backward& b, const Saved& saved,
                 const Gradients& gradients, const Scratch& scratch) const {
-    Product::backward_input(ctx.stream, scratch.partial, gradients.inner, weights_.in.value);
+    {
+      const auto product = ctx.span(Core::in_name);
+      Product::backward_input(ctx.stream, scratch.partial, gradients.inner, weights_.in.value);
+    }
     const Matrix<T> dnormed = region.reduce(ctx.stream, scratch.partial);
+    const auto norming = ctx.span("norm");
     Norm::backward(ctx.stream, b.dx, weights_.norm, b.dy, dnormed, b.x, saved.norm, b.before);
   }
 
@@ -330,7 +370,7 @@ class ResidualBlock {
     return ctx.training() ? dropout_ : 0.0F;
   }
   template <class Ctx>
-  [[nodiscard]] RandomKey random(const Ctx& ctx) const noexcept {
+  [[nodiscard]] RandomSite random(const Ctx& ctx) const noexcept {
     return ctx.random(layer_, Core::residual_use);
   }
   template <class Ctx, class Region>

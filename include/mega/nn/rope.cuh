@@ -1,8 +1,8 @@
 /// @file  Rotary position embedding on a GPU. The host twins in nn/rope.hpp and
 /// nn/rope_frequencies.hpp say what each operation does.
 #pragma once
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/pack.cuh>

@@ -113,7 +113,7 @@ class TokenEmbedding {
     return ctx.training() ? dropout_ : 0.0F;
   }
   template <class Ctx>
-  [[nodiscard]] static RandomKey random(const Ctx& ctx) noexcept {
+  [[nodiscard]] static RandomSite random(const Ctx& ctx) noexcept {
     return ctx.random(0, RandomUse::embedding_dropout);
   }
   template <class Ctx, class Region>

@@ -1,7 +1,7 @@
 /// @file  AdamW over flat buffers, on a GPU. The host twins in optim/adamw.hpp say what each
 /// operation does.
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/pack.cuh>
@@ -9,7 +9,6 @@
 #include <mega/cuda/stream.hpp>
 #include <mega/optim/adamw.hpp>
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -22,9 +21,10 @@ struct Rounded {
   __device__ float operator()(float x) const { return x; }
 };
 
+template <class T>
 struct Assign {
-  std::int64_t* out;
-  std::int64_t value;
+  T* out;
+  T value;
   __device__ void operator()(Index) const { *out = value; }
 };
 
@@ -72,13 +72,16 @@ struct ClipByNorm {
   __device__ void operator()(Index) const {
     const double* const from = squares;
     const double sum = block_sum<double>(count, [=](Index i) { return from[i]; });
-    if (threadIdx.x != 0) return;
-    optim::UpdateControl control;
-    control.norm = sqrt(sum);
-    control.skip = isfinite(control.norm) ? 0 : 1;
-    if (max_norm > 0 && control.skip == 0)
-      control.gradient_scale = static_cast<float>(fmin(1.0, max_norm / (control.norm + 1e-6)));
-    *out = control;
+    if (threadIdx.x == 0) *out = optim::detail::clipped(sum, max_norm);
+  }
+};
+
+struct CorrectBias {
+  optim::UpdateControl* control;
+  const optim::StepInputs* inputs;
+  optim::AdamWOptions options;
+  __device__ void operator()(Index) const {
+    *control = optim::detail::bias_corrected(*control, *inputs, options);
   }
 };
 
@@ -159,12 +162,16 @@ __device__ void update_run(const AdamWBuffers<T>& at, Index begin, Index end, fl
 template <int W, storage T>
 MEGA_KERNEL void __launch_bounds__(block_threads)
     update_ranges(AdamWBuffers<T> at, Index size, const optim::Segment* segments, Index count,
-                  const optim::UpdateControl* control, AdamWNumbers numbers) {
+                  const optim::UpdateControl* control, optim::AdamWOptions options) {
   __shared__ Index run_begin[block_threads], run_end[block_threads];
   __shared__ float run_keep[block_threads];
   __shared__ int runs;
   if (control->skip != 0) return;
   const float scale = control->gradient_scale;
+  const AdamWNumbers numbers{
+      options.beta1,      options.beta2,
+      options.epsilon,    1 - __fmul_rn(control->learning_rate, options.weight_decay),
+      control->step_size, control->root};
   const Index begin = blockIdx.x * elements_of_update;
   const Index end = min(begin + elements_of_update, size);
   for (Index base = 0; base < count; base += block_threads) {
@@ -191,22 +198,12 @@ MEGA_KERNEL void __launch_bounds__(block_threads)
 template <storage T>
 void adamw_update(Stream& stream, const AdamWBuffers<T>& at, Index size,
                   Vector<const optim::Segment> segments, Vector<const optim::UpdateControl> control,
-                  optim::AdamWOptions options, float learning_rate, std::int64_t step) {
-  const double correction1 =
-      1 - std::pow(static_cast<double>(options.beta1), static_cast<double>(step));
-  const double correction2 =
-      1 - std::pow(static_cast<double>(options.beta2), static_cast<double>(step));
-  const AdamWNumbers numbers{options.beta1,
-                             options.beta2,
-                             options.epsilon,
-                             1 - learning_rate * options.weight_decay,
-                             static_cast<float>(static_cast<double>(learning_rate) / correction1),
-                             static_cast<float>(std::sqrt(correction2))};
+                  optim::AdamWOptions options) {
   const bool packs =
       all_packs_fit(Index{0}, at.values, at.master, at.first_moment, at.second_moment, at.gradient);
   with_width<float>(packs, [&]<int W>(std::integral_constant<int, W>) {
     launch(stream, "adamw_update", update_ranges<W, T>, grid_x(ceil_div(size, elements_of_update)),
-           block_threads, 0, at, size, segments.data(), segments.size(), control.data(), numbers);
+           block_threads, 0, at, size, segments.data(), segments.size(), control.data(), options);
   });
 }
 
@@ -354,8 +351,10 @@ MEGA_LAUNCHES void accumulate(Stream& stream, Vector<float> inout, Vector<const 
                  static_cast<const float*>(inout.data()), values.data(), detail::Sum{});
 }
 
-MEGA_LAUNCHES void assign(Stream& stream, Vector<std::int64_t> out, std::int64_t value) {
-  detail::for_each_index(stream, "assign", 1, detail::Assign{out.data(), value});
+/// The value travels as an argument of the kernel.
+template <class T>
+void assign(Stream& stream, Vector<T> out, std::type_identity_t<T> value) {
+  detail::for_each_index(stream, "assign", 1, detail::Assign<T>{out.data(), value});
 }
 
 MEGA_LAUNCHES void reciprocal(Stream& stream, Vector<float> out, Vector<const std::int64_t> count) {
@@ -369,31 +368,36 @@ MEGA_LAUNCHES void clip_by_norm(Stream& stream, Vector<optim::UpdateControl> out
                        detail::ClipByNorm{out.data(), squares.data(), squares.size(), max_norm});
 }
 
+MEGA_LAUNCHES void correct_bias(Stream& stream, Vector<optim::UpdateControl> control,
+                                Vector<const optim::StepInputs> inputs,
+                                optim::AdamWOptions options) {
+  detail::for_each_index(stream, "correct_bias", 1,
+                         detail::CorrectBias{control.data(), inputs.data(), options});
+}
+
 /// Segments may come in any order.
 /// @cost  1 launch; every block of 16384 elements looks at all segments
 MEGA_LAUNCHES void adamw_update(Stream& stream, Vector<float> values, Vector<float> first_moment,
                                 Vector<float> second_moment, Vector<const float> gradient,
                                 Vector<const optim::Segment> segments,
                                 Vector<const optim::UpdateControl> control,
-                                optim::AdamWOptions options, float learning_rate,
-                                std::int64_t step) {
+                                optim::AdamWOptions options) {
   detail::adamw_update<float>(
       stream, {nullptr, values.data(), first_moment.data(), second_moment.data(), gradient.data()},
-      values.size(), segments, control, options, learning_rate, step);
+      values.size(), segments, control, options);
 }
 
 /// The same on fp32 masters, and values = the masters rounded, where they were updated.
 /// @cost  1 launch; reads 16 and writes 14 bytes an element
-MEGA_LAUNCHES void adamw_update(Stream& stream, Vector<Bfloat16> values, Vector<float> master,
-                                Vector<float> first_moment, Vector<float> second_moment,
-                                Vector<const float> gradient, Vector<const optim::Segment> segments,
-                                Vector<const optim::UpdateControl> control,
-                                optim::AdamWOptions options, float learning_rate,
-                                std::int64_t step) {
-  detail::adamw_update<Bfloat16>(
+template <half_storage T>
+void adamw_update(Stream& stream, Vector<T> values, Vector<float> master,
+                  Vector<float> first_moment, Vector<float> second_moment,
+                  Vector<const float> gradient, Vector<const optim::Segment> segments,
+                  Vector<const optim::UpdateControl> control, optim::AdamWOptions options) {
+  detail::adamw_update<T>(
       stream,
       {values.data(), master.data(), first_moment.data(), second_moment.data(), gradient.data()},
-      values.size(), segments, control, options, learning_rate, step);
+      values.size(), segments, control, options);
 }
 
 }  // namespace mega::inline v0::cuda

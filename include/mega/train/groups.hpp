@@ -21,10 +21,17 @@ struct Groups {
     const int rank = world.rank();
     const int position = mesh.coordinates(rank)[Axis::pipeline];
     const bool at_an_end = position == first_stage_rank || position == last_stage_rank;
-    return {world.split(mesh.group(rank, Axis::tensor), rank),
-            world.split(mesh.group(rank, Axis::data), rank),
-            world.split(at_an_end ? mesh.group(rank, Axis::pipeline) : -1,
-                        position == first_stage_rank ? 0 : 1)};
+    Groups out{world.split(mesh.group(rank, Axis::tensor), rank),
+               world.split(mesh.group(rank, Axis::data), rank),
+               world.split(at_an_end ? mesh.group(rank, Axis::pipeline) : -1,
+                           position == first_stage_rank ? 0 : 1)};
+    // For messages and traces.
+    if constexpr (requires { out.tensor.set_name("tensor"); }) {
+      out.tensor.set_name("tensor");
+      out.data.set_name("data");
+      out.tied.set_name("tied");
+    }
+    return out;
   }
 
   /// See comm::has_attended_calls; nothing where the communicator has no such need.

@@ -1,6 +1,7 @@
 /// @file  What a rank of a layout will allocate, computed without a device and without its peers.
 #pragma once
 #include <mega/core/arena.hpp>
+#include <mega/core/loss_scale.hpp>
 #include <mega/core/mesh.hpp>
 #include <mega/core/stage.hpp>
 #include <mega/dpp/activation_buffers.hpp>
@@ -40,16 +41,25 @@ struct MemoryPlan {
   }
 };
 
-/// Device memory of the figures that ranks exchange at the end of a step.
+/// Device memory of the figures that ranks exchange at the end of a step, and of what the step is
+/// told at its beginning.
 struct ExchangeBuffers {
   Vector<double> sums;  ///< squares of every tensor of the model, then losses of every micro-batch
   Vector<optim::UpdateControl> control;
-  Vector<std::int64_t> targets;
+  Vector<optim::StepInputs> inputs;
+  Vector<LossScale> loss_scale;  ///< of the step that runs, then of the next
 
   ExchangeBuffers(Arena& arena, int tensors, int global_microbatches)
       : sums(arena.take<double>(tensors + global_microbatches)),
         control(arena.take<optim::UpdateControl>(1)),
-        targets(arena.take<std::int64_t>(1)) {}
+        inputs(arena.take<optim::StepInputs>(1)),
+        loss_scale(arena.take<LossScale>(1)) {}
+
+  [[nodiscard]] Vector<std::int64_t> targets() const noexcept {
+    return {&inputs.data()->targets, 1};
+  }
+  /// For random numbers.
+  [[nodiscard]] const std::int64_t* step() const noexcept { return &inputs.data()->step; }
 
   [[nodiscard]] static std::size_t required_bytes(int tensors, int global_microbatches) {
     Arena counting;

@@ -1,9 +1,9 @@
 /// @file  A rank's flat buffers: values, gradients, moments.
 #pragma once
 #include <mega/core/arena.hpp>
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/device.hpp>
 #include <mega/core/parameter.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/optim/adamw.hpp>
 #include <mega/train/initial_values.hpp>

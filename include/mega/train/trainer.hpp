@@ -3,11 +3,15 @@
 #include <mega/comm/concepts.hpp>
 #include <mega/core/context.hpp>
 #include <mega/core/error.hpp>
+#include <mega/core/loss_scale.hpp>
 #include <mega/core/mesh.hpp>
+#include <mega/core/replay.hpp>
 #include <mega/core/stage.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/dpp/dispatch.hpp>
 #include <mega/dpp/executor.hpp>
 #include <mega/optim/adamw.hpp>
+#include <mega/optim/loss_scaling.hpp>
 #include <mega/train/groups.hpp>
 #include <mega/train/memory_plan.hpp>
 #include <mega/train/parameter_store.hpp>
@@ -19,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,6 +39,7 @@ struct TrainerOptions {
   bool shard_optimizer = false;  ///< ZeRO stage 1
   double clip_norm = 1.0;        ///< 0: no clipping
   optim::AdamWOptions adamw{};
+  optim::LossScalingOptions loss_scaling{};  ///< of stages whose values are Float16
   std::uint64_t seed = 0;
 };
 
@@ -43,6 +49,7 @@ struct StepResult {
   double gradient_norm = 0;  ///< of the global gradient, before clipping
   std::int64_t targets = 0;  ///< valid ones in the global batch
   bool skipped = false;      ///< the norm was not finite, so no parameter changed
+  double loss_scale = 1;     ///< of the gradient; not 1 only where values are Float16
 };
 
 /// Besides the micro-batches, a training batch tells how many of its targets count.
@@ -59,6 +66,9 @@ concept training_batch = dpp::batch_of<B, Stage> && requires(const B& batch) {
 /// micro-batches; clip; update the owned pieces chunk by chunk; gather each chunk's new values.
 /// Three streams: `compute`, `transfer` of the collectives, `optimizer`. So with several chunks the
 /// reductions run beside the backward pass, updates and gathers beside the next forward pass.
+/// What a device can queue again by one call (core/replay.hpp), it does: the calls of stages, or
+/// the whole step where one rank holds one chunk and a static order. Hooks that are not null, and
+/// collectives within stages that cannot be replayed, keep it from doing so; bits do not change.
 /// Every member function is collective over the world. World outlives the trainer.
 template <class Plan>
 class Trainer {
@@ -73,6 +83,8 @@ class Trainer {
   using groups_type = train::Groups<communicator_type>;
   using store_type = train::ParameterStore<device_type, stage_value_t<stage_type>>;
   using options_type = TrainerOptions<typename Plan::traversal>;
+  /// Whether the gradient is that of a multiple of the loss; see optim/loss_scaling.hpp.
+  static constexpr bool scales_loss = std::same_as<stage_value_t<stage_type>, Float16>;
   using dispatcher_type =
       typename Plan::dispatch::template dispatcher<device_type, communicator_type>;
 
@@ -101,18 +113,25 @@ class Trainer {
         stages_(make_stages(factory)),
         executor_(device_, world, stages_,
                   pipeline_.placements(store_.table().has_ties(), Plan::dispatch::ahead),
-                  pipeline_.actions(store_.table().has_ties()), options.microbatches, hooks_),
+                  pipeline_.actions(store_.table().has_ties()), options.microbatches, hooks_,
+                  replay_scope() == ReplayScope::actions),
         dispatcher_(device_, world, options.mesh, executor_.actions()),
         transfer_(device_.make_stream("transfer")),
         optimizer_(device_.make_stream("optimizer")),
         reducer_(device_, store_, groups_, transfer_),
         computed_(device_.make_event()),
-        clipped_(device_.make_event()) {
+        clipped_(device_.make_event()),
+        joined_(device_.make_event()),
+        replays_(make_replays(device_)) {
     for (std::size_t c = 0; c < stages_.size(); ++c) {
       updated_.push_back(device_.make_event());
       available_.push_back(device_.make_event());
     }
+    name_stream(hooks_.recorder, executor_.compute(), "compute");
+    name_stream(hooks_.recorder, transfer_, "transfer");
+    name_stream(hooks_.recorder, optimizer_, "optimizer");
     store_.initialise(executor_.compute(), options.seed);
+    if constexpr (scales_loss) restore_loss_scale({.scale = options.loss_scaling.initial});
     for (std::size_t c = 0; c < stages_.size(); ++c)
       stages_[c].bind(store_.views(static_cast<int>(c)));
   }
@@ -127,18 +146,25 @@ class Trainer {
   /// Queues a step without waiting; the batch stays valid until result() or synchronize().
   template <training_batch<stage_type> Batch>
   void queue_step(const Batch& batch, double learning_rate) {
-    const Attended first_use(*this, !std::exchange(trained_, true));
-    stream_type& compute = executor_.compute();
-    count_targets(batch);
-    Gradients gradients{*this};
-    gradients.clear_aliases(compute);
-    executor_.train(batch, {options_.seed, step_}, gradients, dispatcher_);
-    compute.record(computed_);
-    transfer_.wait(computed_);
-    gather_norm_and_losses();
-    clip();
+    const Attended first_use(*this, is_first_use(trained_));
+    const RecordedStep recorded(hooks_.recorder, executor_.compute(), steps_done());
+    const bool whole = replay_scope() == ReplayScope::step;
+    // In front of the inputs, which are written over.
+    if (whole) join();
+    begin(batch.valid_targets(), learning_rate);
+    executor_.load(batch, Mode::train, step_key());
+    if (whole) {
+      const auto work = [&] {
+        fork();
+        queue_work();
+        join();
+      };
+      replays_.run(0, executor_.revision(), work, executor_.compute(), transfer_, optimizer_);
+      fork();
+    } else {
+      queue_work();
+    }
     ++step_;
-    update(static_cast<float>(learning_rate));
   }
 
   /// Mean loss over the batch with dropout off; no parameter changes.
@@ -151,11 +177,11 @@ class Trainer {
   /// output.
   template <training_batch<stage_type> Batch, class Visit>
   StepResult evaluate(const Batch& batch, const Visit& visit) {
-    const Attended first_use(*this, !std::exchange(evaluated_, true));
+    const Attended first_use(*this, is_first_use(evaluated_));
     stream_type& compute = executor_.compute();
-    count_targets(batch);
+    begin(batch.valid_targets(), 0);
     for (const auto& event : available_) compute.wait(event);
-    executor_.evaluate(batch, {options_.seed, step_}, visit);
+    executor_.evaluate(batch, step_key(), visit);
     compute.record(computed_);
     transfer_.wait(computed_);
     fill_zero(transfer_, exchange_.sums);
@@ -163,6 +189,7 @@ class Trainer {
     StepResult out = result();
     out.gradient_norm = 0;
     out.skipped = false;
+    out.loss_scale = 1;
     return out;
   }
 
@@ -176,13 +203,13 @@ class Trainer {
     download(transfer_, Vector<optim::UpdateControl>(&control, 1),
              Vector<const optim::UpdateControl>(exchange_.control));
     download(transfer_, Vector<std::int64_t>(&targets, 1),
-             Vector<const std::int64_t>(exchange_.targets));
+             Vector<const std::int64_t>(exchange_.targets()));
     synchronize();
     double loss = 0;
     for (auto i = static_cast<std::size_t>(store_.table().model_parameters()); i < sums.size(); ++i)
       loss += sums[i];
     return {targets > 0 ? loss / static_cast<double>(targets) : 0.0, control.norm, targets,
-            control.skip != 0};
+            control.skip != 0, static_cast<double>(control.loss_scale)};
   }
 
   /// Waits for everything queued; rethrows what failed.
@@ -198,6 +225,21 @@ class Trainer {
   }
   void resume_at(std::int64_t steps_done) noexcept {
     step_ = static_cast<std::uint64_t>(steps_done);
+  }
+
+  /// Of the next step. Waits for everything queued.
+  [[nodiscard]] LossScale loss_scale() requires scales_loss {
+    LossScale out;
+    download(transfer_, Vector<LossScale>(&out, 1), Vector<const LossScale>(exchange_.loss_scale));
+    synchronize();
+    return out;
+  }
+  /// Another one from the next step on; equal on all ranks. Waits for everything queued.
+  void restore_loss_scale(const LossScale& scale) requires scales_loss {
+    using optim::assign;
+    synchronize();
+    assign(transfer_, exchange_.loss_scale, scale);
+    synchronize();
   }
 
   /// The flat buffers: what a checkpoint reads and writes between steps.
@@ -218,6 +260,28 @@ class Trainer {
     options_.traversal = traversal;
     pipeline_.reorder(traversal);
     executor_.reorder(pipeline_.actions(store_.table().has_ties()));
+    replays_.clear();
+  }
+
+  /// How much of a step is replayed: what the device offers, as far as it can be done here.
+  [[nodiscard]] ReplayScope replay_scope() const noexcept {
+    if (!hooks_are_null(hooks_) || !comm::is_replayable(groups_.tensor)) return ReplayScope::none;
+    const ReplayScope offered = replay_scope_of(device_);
+    const bool whole = std::same_as<typename Plan::dispatch, dpp::StaticDispatch> &&
+                       pipeline_.stages() == 1 && comm::is_replayable(world_);
+    return offered == ReplayScope::step && !whole ? ReplayScope::actions : offered;
+  }
+  /// To be called between steps, on all ranks, when something has changed that queued work names
+  /// and the trainer does not see: what stages are bound to, or how a library does its part. The
+  /// next steps are first uses again.
+  void forget_replays() {
+    executor_.forget_replays();
+    replays_.clear();
+    trained_ = evaluated_ = 0;
+  }
+  /// Pieces of work that are kept to be replayed.
+  [[nodiscard]] std::size_t replays() const noexcept {
+    return executor_.replays() + replays_.size();
   }
   /// Most micro-batches that were alive on this rank at once in the last step.
   [[nodiscard]] int peak_microbatches() const noexcept { return executor_.peak(); }
@@ -302,25 +366,82 @@ class Trainer {
             {at[Axis::tensor], options_.mesh.tensor, at[Axis::data], options_.mesh.data}};
   }
 
-  template <class Batch>
-  void count_targets(const Batch& batch) {
+  /// Gives the step its inputs, and counts the targets of the global batch.
+  void begin(std::int64_t targets, double learning_rate) {
     using optim::assign, optim::reciprocal;
     stream_type& compute = executor_.compute();
-    // The last step's counts and gradients have been read; its values are waited for chunk by
+    // The last step's inputs and gradients have been read; its values are waited for chunk by
     // chunk.
     compute.wait(clipped_);
-    assign(compute, exchange_.targets, static_cast<std::int64_t>(batch.valid_targets()));
-    groups_.data.all_reduce(compute, exchange_.targets, comm::Reduce::sum);
-    reciprocal(compute, executor_.loss_scale(), Vector<const std::int64_t>(exchange_.targets));
+    const auto counting = span(compute, "count_targets", SpanKind::other);
+    assign(compute, exchange_.inputs,
+           optim::StepInputs{targets, steps_done(), static_cast<float>(learning_rate)});
+    groups_.data.all_reduce(compute, exchange_.targets(), comm::Reduce::sum);
+    const Vector<const std::int64_t> all_targets(exchange_.targets());
+    if constexpr (scales_loss) {
+      reciprocal(compute, executor_.loss_scale(), all_targets,
+                 Vector<const LossScale>(exchange_.loss_scale));
+    } else {
+      reciprocal(compute, executor_.loss_scale(), all_targets);
+    }
+  }
+
+  /// What a step does behind its inputs, from the first forward to the gather of the values.
+  void queue_work() {
+    stream_type& compute = executor_.compute();
+    Gradients gradients{*this};
+    gradients.clear_aliases(compute);
+    executor_.run(gradients, dispatcher_);
+    compute.record(computed_);
+    transfer_.wait(computed_);
+    gather_norm_and_losses();
+    clip();
+    update();
+  }
+
+  /// Later work of `compute` comes after all that the other streams hold.
+  void join() {
+    for (stream_type* stream : {&transfer_, &optimizer_}) {
+      stream->record(joined_);
+      executor_.compute().wait(joined_);
+    }
+  }
+  /// Later work of the other streams, and whoever waits for a step's events, comes after all that
+  /// `compute` holds. Between fork() and join() no event is waited for that is older than both.
+  void fork() {
+    stream_type& compute = executor_.compute();
+    for (std::size_t c = 0; c < updated_.size(); ++c) {
+      compute.record(updated_[c]);
+      compute.record(available_[c]);
+    }
+    compute.record(clipped_);
+    for (stream_type* stream : {&transfer_, &optimizer_}) stream->wait(clipped_);
+  }
+
+  /// Of the step that begins, where its work finds it.
+  [[nodiscard]] dpp::StepKey step_key() const noexcept {
+    return {options_.seed, step_, exchange_.step()};
+  }
+
+  /// Whether a kind of step does something for the first time: it runs or, where it is replayed, is
+  /// recorded, which a first run that made more room for scratch puts off by one step.
+  [[nodiscard]] bool is_first_use(int& uses) const noexcept {
+    const int first_uses = replay_scope() == ReplayScope::none ? 1 : 3;
+    if (uses == first_uses) return false;
+    ++uses;
+    return true;
   }
 
   /// Every sum has exactly one place, filled by one pipeline stage, so adding the ranks' vectors
   /// adds zeros to it except over the axes that really divide the tensor.
   void gather_norm_and_losses() {
     using optim::sums_of_squares;
-    fill_zero(transfer_, exchange_.sums);
-    sums_of_squares(transfer_, exchange_.sums, Vector<const float>(store_.gradients()),
-                    store_.squares());
+    {
+      const auto squaring = span(transfer_, "gradient_squares", SpanKind::optimizer);
+      fill_zero(transfer_, exchange_.sums);
+      sums_of_squares(transfer_, exchange_.sums, Vector<const float>(store_.gradients()),
+                      store_.squares());
+    }
     gather_losses();
   }
 
@@ -337,14 +458,21 @@ class Trainer {
   }
 
   void clip() {
-    using optim::clip_by_norm;
-    clip_by_norm(transfer_, exchange_.control,
-                 Vector<const double>(exchange_.sums.slice(0, store_.table().model_parameters())),
-                 options_.clip_norm);
+    using optim::clip_by_norm, optim::correct_bias;
+    const auto clipping = span(transfer_, "clip", SpanKind::optimizer);
+    const Vector<const double> squares(exchange_.sums.slice(0, store_.table().model_parameters()));
+    if constexpr (scales_loss) {
+      clip_by_norm(transfer_, exchange_.control, exchange_.loss_scale, squares, options_.clip_norm,
+                   options_.loss_scaling);
+    } else {
+      clip_by_norm(transfer_, exchange_.control, squares, options_.clip_norm);
+    }
+    correct_bias(transfer_, exchange_.control, Vector<const optim::StepInputs>(exchange_.inputs),
+                 options_.adamw);
     transfer_.record(clipped_);
   }
 
-  void update(float learning_rate) {
+  void update() {
     using optim::adamw_update;
     using value_type = typename store_type::value_type;
     optimizer_.wait(clipped_);
@@ -357,21 +485,55 @@ class Trainer {
                      store_.second_moments().slice(own.moments, size),
                      Vector<const float>(store_.gradients().slice(own.values.begin, size)),
                      store_.segments(c), Vector<const optim::UpdateControl>(exchange_.control),
-                     options_.adamw, learning_rate, steps_done());
+                     options_.adamw);
       };
-      if constexpr (std::same_as<value_type, float>) {
-        update_with(values);
-      } else {
-        update_with(values, store_.masters(c, own.values));
+      {
+        const auto updating = span(optimizer_, "update", SpanKind::optimizer, static_cast<int>(c));
+        if constexpr (std::same_as<value_type, float>) {
+          update_with(values);
+        } else {
+          update_with(values, store_.masters(c, own.values));
+        }
       }
       optimizer_.record(updated_[c]);
       transfer_.wait(updated_[c]);
       const train::Region& region = store_.table().regions()[c];
+      const auto gathering = span(transfer_, "gather_values", SpanKind::wait, static_cast<int>(c));
       if (store_.shards_optimizer())
         groups_.data.all_gather(transfer_, store_.values().slice(region.begin, region.size()),
                                 Vector<const value_type>(values));
       transfer_.record(available_[c]);
     }
+  }
+
+  /// A step as the recorder sees it: from its inputs until the last of it is queued; as a span, the
+  /// time of all that on `compute`.
+  class RecordedStep {
+    using recorder_type = typename hooks_type::recorder_type;
+
+   public:
+    RecordedStep(recorder_type& recorder, stream_type& compute, std::int64_t step) noexcept
+        : announced_(recorder, step),
+          span_(recorder, compute, SpanInfo{.name = "step", .kind = SpanKind::iteration}) {}
+
+   private:
+    struct Announced {
+      Announced(recorder_type& to, std::int64_t step) noexcept : recorder(to) {
+        begin_step(recorder, step);
+      }
+      Announced(const Announced&) = delete;
+      Announced& operator=(const Announced&) = delete;
+      ~Announced() { begin_step(recorder, no_step); }
+      recorder_type& recorder;
+    };
+    Announced announced_;
+    ScopedSpan<recorder_type, stream_type> span_;
+  };
+
+  [[nodiscard]] auto span(stream_type& stream, std::string_view name, SpanKind kind,
+                          int chunk = -1) noexcept {
+    return ScopedSpan(hooks_.recorder, stream,
+                      SpanInfo{.name = name, .chunk = chunk, .kind = kind});
   }
 
   device_type device_;
@@ -389,11 +551,12 @@ class Trainer {
   [[no_unique_address]] dispatcher_type dispatcher_;
   stream_type transfer_, optimizer_;
   typename Plan::template reducer<device_type, communicator_type, store_type> reducer_;
-  typename stream_type::event_type computed_, clipped_;
+  typename stream_type::event_type computed_, clipped_, joined_;
   std::vector<typename stream_type::event_type> updated_, available_;  // of each chunk's values
+  [[no_unique_address]] replays_t<device_type> replays_;               // of the whole step
   std::uint64_t step_ = 0;
-  bool trained_ = false, evaluated_ = false;
-  int attended_ = 0;  // scopes
+  int trained_ = 0, evaluated_ = 0;  // first uses that were made
+  int attended_ = 0;                 // scopes
 };
 
 }  // namespace mega::inline v0

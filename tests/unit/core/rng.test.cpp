@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <set>
+#include <type_traits>
 #include <vector>
 
 using mega::PhiloxBlock;
 using mega::RandomKey;
+using mega::RandomSite;
 using mega::RandomUse;
 
 TEST_CASE("core: Philox4x32-10 gives the published known answers") {
@@ -64,4 +66,25 @@ TEST_CASE("core: neighbours share a block, and uniform numbers fill [0, 1)") {
   CHECK(squares / n == doctest::Approx(1.0 / 3).epsilon(0.02));
   CHECK(low >= 0.0F);
   CHECK(high < 1.0F);
+}
+
+TEST_CASE("core: a site draws the numbers of the step that stands in memory when it is read") {
+  std::int64_t step = 7;
+  const RandomSite in_memory{1, 999, 3, RandomUse::mlp_dropout, &step};
+  for (const std::int64_t now : {std::int64_t{0}, std::int64_t{8}, (std::int64_t{5} << 32) + 8}) {
+    step = now;
+    const RandomKey key{1, static_cast<std::uint64_t>(now), 3, RandomUse::mlp_dropout};
+    for (const mega::Index i : {mega::Index{0}, mega::Index{6}, mega::Index{1} << 40})
+      CHECK(in_memory.read().bits(i) == key.bits(i));
+  }
+  // A key is a site whose step is known, and stays the key that it was.
+  const RandomKey key{.seed = 4, .step = 6, .layer = 5, .use = RandomUse::attention_dropout};
+  const RandomSite known = key;
+  CHECK(known.step_at == nullptr);
+  CHECK(known.read().block(9) == key.block(9));
+  static_assert(RandomSite{.seed = 4, .step = 6}.read().bits(3) ==
+                RandomKey{.seed = 4, .step = 6}.bits(3));
+  // No numbers come out of a site whose step was not read.
+  static_assert(std::is_convertible_v<RandomKey, RandomSite>);
+  static_assert(!std::is_convertible_v<RandomSite, RandomKey>);
 }

@@ -43,7 +43,7 @@ Reference reference(const Doubles& qkv, const nn::AttentionShape& s,
             const Index sample = dropout.first_sample + b, head = dropout.first_head + h;
             const Index element =
                 ((sample * dropout.global_heads + head) * s.time + q) * s.time + k;
-            factor = dropout.key.uniform(element) < dropout.probability
+            factor = dropout.key.read().uniform(element) < dropout.probability
                          ? 0.0
                          : 1.0 / (1.0 - static_cast<double>(dropout.probability));
           }

@@ -7,6 +7,7 @@
 #include <mega/core/stage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/dpp/layers.hpp>
+#include <mega/nn/kernels.hpp>
 #include <mega/nn/transformer.hpp>
 #include <mega/train/initial_values.hpp>
 
@@ -76,10 +77,10 @@ struct Text {
 
 /// One tensor rank's share of the model. Values come from the parameter's name, `spread` times the
 /// declared deviation, so that no gradient is small; biases and norms get random values too.
-template <class Spec, class Stream = mega::host::Stream>
+template <class Spec, class Stream = mega::host::Stream, class Kernels = mega::nn::Kernels<>>
 class Model {
  public:
-  using Stage = mega::nn::Transformer<Spec, mega::ThreadComm>;
+  using Stage = mega::nn::Transformer<Spec, mega::ThreadComm, Kernels>;
   using Ctx = mega::Context<Stream, TestHooks>;
 
   Model(const mega::nn::TransformerConfig& config, const mega::nn::TransformerRun& run,
@@ -105,6 +106,7 @@ class Model {
   }
 
   TestHooks hooks;
+  std::int32_t microbatch = 0;  ///< of the next run
 
   [[nodiscard]] std::vector<Stage>& stages() { return stages_; }
   [[nodiscard]] const std::vector<mega::Parameter>& parameters() const { return parameters_; }
@@ -214,8 +216,8 @@ class Model {
     stream_.run([memory = std::span(workspaces_[s])] {
       std::fill(memory.begin(), memory.end(), std::byte{0xff});
     });
-    Ctx ctx{stream_, arena, hooks, 77,      3,     static_cast<std::int32_t>(s),
-            0,       first, mode,  &scale_, &loss_};
+    Ctx ctx{stream_,    arena, hooks, 77,      3,     static_cast<std::int32_t>(s),
+            microbatch, first, mode,  &scale_, &loss_};
     f(ctx);
   }
 

@@ -1,4 +1,5 @@
 #include <mega/core/bfloat16.hpp>
+#include <mega/core/float16.hpp>
 #include <mega/host/host.hpp>
 #include <mega/optim/adamw.hpp>
 
@@ -13,6 +14,7 @@ using mega::Index;
 using mega::Vector;
 using mega::optim::AdamWOptions;
 using mega::optim::Segment;
+using mega::optim::StepInputs;
 using mega::optim::UpdateControl;
 
 namespace {
@@ -33,11 +35,13 @@ TEST_CASE(
   std::vector<float> w{1.5F, -2.0F, 0.25F, 7.0F}, m(4), v(4);
   std::vector<double> dw(w.begin(), w.end()), dm(4), dv(4);
   const std::vector<Segment> segments{{0, 1, true}, {1, 3, false}};  // element 3 is padding
-  const std::vector<UpdateControl> control{{.norm = 3, .gradient_scale = 0.5F, .skip = 0}};
+  std::vector<UpdateControl> control{{.norm = 3, .gradient_scale = 0.5F, .skip = 0}};
   for (int step = 1; step <= 5; ++step) {
     const std::vector<float> g{0.3F * static_cast<float>(step), -1e-6F, 0.0F, 9.0F};
+    const std::vector<StepInputs> inputs{{.step = step - 1, .learning_rate = 0.01F}};
+    mega::optim::correct_bias(stream, view(control), view(inputs), options);
     mega::optim::adamw_update(stream, view(w), view(m), view(v), view(g), view(segments),
-                              view(control), options, 0.01F, step);
+                              view(std::as_const(control)), options);
     for (std::size_t i = 0; i < 3; ++i) {
       const double grad = static_cast<double>(g[i]) * 0.5;
       dm[i] = 0.9 * dm[i] + 0.1 * grad;
@@ -72,8 +76,11 @@ TEST_CASE("optim: the clip factor comes from the global norm, a norm that is not
   std::vector<float> w{1.0F}, m{0.5F}, v{0.25F};
   const std::vector<float> g{1.0F};
   const std::vector<Segment> segments{{0, 1, true}};
+  const std::vector<StepInputs> inputs{{.learning_rate = 0.1F}};
+  mega::optim::correct_bias(stream, view(control), view(inputs), {});
+  CHECK(control[0].skip == 1);
   mega::optim::adamw_update(stream, view(w), view(m), view(v), view(g), view(segments),
-                            view(std::as_const(control)), {}, 0.1F, 1);
+                            view(std::as_const(control)), {});
   CHECK(w[0] == 1.0F);
   CHECK(m[0] == 0.5F);
   CHECK(v[0] == 0.25F);
@@ -138,4 +145,24 @@ TEST_CASE("optim: values are rounded to their storage, ties to even") {
   CHECK(static_cast<float>(out[2]) == 1.015625F);
   CHECK(static_cast<float>(out[3]) == doctest::Approx(-3e38).epsilon(0x1p-8));
   CHECK(static_cast<float>(out[4]) == doctest::Approx(0.1).epsilon(0x1p-8));
+}
+
+TEST_CASE_TEMPLATE("optim: with masters, values are what the masters are rounded to", T,
+                   mega::Bfloat16, mega::Float16) {
+  mega::host::Stream stream;
+  const std::vector<float> start{1.0F, -0.3F, 0.01F}, g{0.5F, -1.0F, 1e-3F};
+  const std::vector<Segment> segments{{0, 3, true}};
+  const std::vector<StepInputs> inputs{{.learning_rate = 1e-4F}};
+  std::vector<UpdateControl> control(1);
+  mega::optim::correct_bias(stream, view(control), view(inputs), {});
+  std::vector<float> alone = start, m1(3), v1(3), master = start, m2(3), v2(3);
+  std::vector<T> values(3);
+  mega::optim::adamw_update(stream, view(alone), view(m1), view(v1), view(g), view(segments),
+                            view(std::as_const(control)), {});
+  mega::optim::adamw_update(stream, view(values), view(master), view(m2), view(v2), view(g),
+                            view(segments), view(std::as_const(control)), {});
+  CHECK(master == alone);
+  CHECK(m2 == m1);
+  CHECK(v2 == v1);
+  for (std::size_t i = 0; i < 3; ++i) CHECK(values[i].bits == T(alone[i]).bits);
 }

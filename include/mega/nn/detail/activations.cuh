@@ -1,6 +1,6 @@
 /// @file  Exponential and logistic function on a GPU, and the activations that are made of them.
 #pragma once
-#include <mega/core/bfloat16.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/pack.cuh>
 #include <mega/nn/elementwise.hpp>
@@ -9,7 +9,7 @@
 
 namespace mega::inline v0::cuda::detail {
 
-/// e^x. What is rounded to 8 bits afterwards does without the last units of float's 24.
+/// e^x. What is rounded to 11 bits or fewer afterwards does without the last units of float's 24.
 template <storage T>
 [[nodiscard]] __device__ inline float exponential(float x) {
   if constexpr (std::is_same_v<T, float>) {

@@ -1,8 +1,9 @@
 /// @file  What the tensor-core kernels of attention share: their operands, the order of their
 /// tiles, dropout, and the checks of what they can do.
 #pragma once
-#include <mega/core/bfloat16.hpp>
 #include <mega/core/error.hpp>
+#include <mega/core/rng.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/mma.cuh>
@@ -55,10 +56,11 @@ struct TileOrder {
 };
 
 /// The operands and sizes of one call. Heads lie as AttentionShape says.
+template <half_storage T>
 struct AttentionTask {
   nn::AttentionShape shape;
   nn::AttentionDropout dropout;
-  const Bfloat16* qkv;
+  const T* qkv;
   float scale;
   float kept;  ///< factor of what dropout keeps
   TileOrder order;
@@ -104,11 +106,12 @@ __device__ inline void mask_future(float (&score)[M][Tiles][4], int first_query,
 /// j). One Philox block holds four neighbouring keys of a query. Where blocks begin at multiples of
 /// four keys, the lanes that need words of the same four blocks make one each and trade.
 /// @pre  first_key is a multiple of 4; all lanes of the warp call it
-template <ScoreRows Rows, int M, int Tiles>
-__device__ inline std::uint64_t kept_scores(const AttentionTask& task, int sample, int head,
+template <ScoreRows Rows, int M, int Tiles, half_storage T>
+__device__ inline std::uint64_t kept_scores(const AttentionTask<T>& task, int sample, int head,
                                             int first_query, int first_key) {
   static_assert(4 * M * Tiles <= 64);
   const nn::AttentionDropout& dropout = task.dropout;
+  const RandomKey random = dropout.key.read();
   const Index time = task.shape.time;
   const int g = lane_index() / 4, t = lane_index() % 4;
   std::uint64_t bits = 0;
@@ -121,8 +124,7 @@ __device__ inline std::uint64_t kept_scores(const AttentionTask& task, int sampl
     if (time % 4 == 0) {
       std::uint32_t word[4];
       const auto draw = [&](int q, int k) {
-        const PhiloxBlock block =
-            dropout.key.block((dropout.element(sample, head, q, time) + k) >> 2);
+        const PhiloxBlock block = random.block((dropout.element(sample, head, q, time) + k) >> 2);
 #pragma unroll
         for (int i = 0; i < 4; ++i) word[i] = block.word[i];
       };
@@ -147,7 +149,7 @@ __device__ inline std::uint64_t kept_scores(const AttentionTask& task, int sampl
       for (int i = 0; i < 4; ++i)
         if (static_cast<float>(word[i] >> 8) * 0x1p-24F >= dropout.probability) kept |= 1U << i;
     } else {
-      nn::detail::DropoutMask mask(dropout.key, dropout.probability);
+      nn::detail::DropoutMask mask(random, dropout.probability);
       // In the order of the elements of a query, which share blocks.
 #pragma unroll 1
       for (int n = 0; n < 4; ++n) {
@@ -181,7 +183,7 @@ template <class F>
 void with_tile_dim(std::string_view op, Index head_dim, const F& f) {
   expects(head_dim <= 128 && head_dim % 8 == 0, ErrorCode::usage, [&] {
     return sentence(op, ": head dim ", head_dim,
-                    " does not fit the bf16 kernels; use a multiple of 8 up to 128");
+                    " does not fit the tensor-core kernels; use a multiple of 8 up to 128");
   });
   if (head_dim <= 32) return f.template operator()<32>();
   if (head_dim <= 64) return f.template operator()<64>();
@@ -189,7 +191,7 @@ void with_tile_dim(std::string_view op, Index head_dim, const F& f) {
   return f.template operator()<128>();
 }
 
-inline void expects_aligned(std::string_view op, std::string_view name, const Bfloat16* data) {
+inline void expects_aligned(std::string_view op, std::string_view name, const void* data) {
   expects(reinterpret_cast<std::uintptr_t>(data) % 16 == 0, ErrorCode::usage, [&] {
     return sentence(op, ": ", name, " begins ", reinterpret_cast<std::uintptr_t>(data) % 16,
                     " bytes behind a multiple of 16, it must begin at one");
@@ -197,10 +199,10 @@ inline void expects_aligned(std::string_view op, std::string_view name, const Bf
 }
 
 /// `order` is left to the pass.
-[[nodiscard]] inline AttentionTask attention_task(std::string_view op,
-                                                  const nn::AttentionShape& shape,
-                                                  const nn::AttentionDropout& dropout,
-                                                  Matrix<const Bfloat16> qkv) {
+template <half_storage T>
+[[nodiscard]] AttentionTask<T> attention_task(std::string_view op, const nn::AttentionShape& shape,
+                                              const nn::AttentionDropout& dropout,
+                                              Matrix<const T> qkv) {
   constexpr Index limit = Index{1} << 30;  // positions of a tile's end are ints
   expects(shape.time < limit, ErrorCode::usage,
           [&] { return sentence(op, ": time is ", shape.time, ", it must be below ", limit); });

@@ -1,0 +1,295 @@
+/// @file  Faults on purpose: a recorder that makes ranks or links slow by really waiting, for
+/// demonstrations and for tests of whatever is to find them.
+#pragma once
+#include <mega/core/error.hpp>
+#include <mega/core/hooks.hpp>
+#include <mega/scan/recorder.hpp>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace mega::inline v0::scan {
+
+struct InjectedFault {
+  enum class Kind : std::uint8_t {
+    slow_rank,  ///< computing takes `factor` times as long
+    slow_link,  ///< what moves between two ranks takes `factor` times as long as on `usual_link`
+    late_host,  ///< a step is queued `ms` late
+  };
+  Kind kind = Kind::slow_rank;
+  int rank = 0;
+  int peer = -1;  ///< the other end of a link
+  double factor = 1;
+  double ms = 0;
+  std::int64_t from_step = 0;
+};
+
+/// What a slow link is compared with.
+struct UsualLink {
+  double latency_ns = 20'000;
+  double bytes_per_ns = 2;
+};
+inline constexpr UsualLink usual_link{};
+
+/// "slow-rank=3,factor=1.5", "slow-link=2-3,factor=4" or "late-host=1,ms=5", each with
+/// ",from-step=N" if wanted; several are separated by semicolons.
+/// @throws  Error(usage) with the wrong text and what is valid
+[[nodiscard]] inline std::vector<InjectedFault> parse_faults(std::string_view text, int world) {
+  const auto wrong = [&](std::string_view part, std::string_view why) {
+    return Error(ErrorCode::usage,
+                 sentence("the fault '", part, "' ", why,
+                          "; valid are slow-rank=R,factor=F, slow-link=R-R,factor=F and "
+                          "late-host=R,ms=T, each with ,from-step=N if wanted, for ranks 0 to ",
+                          world - 1));
+  };
+  const auto number = [&](std::string_view part, std::string_view value) {
+    double out = 0;
+    const auto [end, failed] = std::from_chars(value.data(), value.data() + value.size(), out);
+    if (failed != std::errc() || end != value.data() + value.size() || !std::isfinite(out))
+      throw wrong(part, sentence("has '", value, "' where a number belongs"));
+    return out;
+  };
+  const auto rank = [&](std::string_view part, std::string_view value) {
+    const double out = number(part, value);
+    if (out != std::floor(out) || out < 0 || out >= world)
+      throw wrong(part, sentence("names rank ", value));
+    return static_cast<int>(out);
+  };
+  const auto cut = [](std::string_view& rest, char at) {
+    const std::size_t end = std::min(rest.find(at), rest.size());
+    const std::string_view piece = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    return piece;
+  };
+  std::vector<InjectedFault> out;
+  while (!text.empty()) {
+    const std::string_view part = cut(text, ';');
+    InjectedFault fault;
+    bool sized = false;
+    std::string_view rest = part;
+    for (bool first = true; !rest.empty(); first = false) {
+      std::string_view value = cut(rest, ',');
+      const std::string_view key = cut(value, '=');
+      if (first && key == "slow-rank") {
+        fault.rank = rank(part, value);
+      } else if (first && key == "slow-link") {
+        fault.kind = InjectedFault::Kind::slow_link;
+        fault.rank = rank(part, cut(value, '-'));
+        fault.peer = rank(part, value);
+        if (fault.peer == fault.rank) throw wrong(part, "names one rank twice");
+      } else if (first && key == "late-host") {
+        fault.kind = InjectedFault::Kind::late_host;
+        fault.rank = rank(part, value);
+      } else if (!first && key == "factor" && fault.kind != InjectedFault::Kind::late_host) {
+        fault.factor = number(part, value);
+        if (fault.factor < 1) throw wrong(part, "has a factor below 1");
+        sized = true;
+      } else if (!first && key == "ms" && fault.kind == InjectedFault::Kind::late_host) {
+        fault.ms = number(part, value);
+        if (fault.ms < 0) throw wrong(part, "has negative milliseconds");
+        sized = true;
+      } else if (!first && key == "from-step") {
+        fault.from_step = static_cast<std::int64_t>(number(part, value));
+      } else {
+        throw wrong(part, sentence("has '", key, "' in a place where it means nothing"));
+      }
+    }
+    if (!sized) throw wrong(part, "does not say how slow");
+    out.push_back(fault);
+  }
+  return out;
+}
+
+namespace detail {
+
+/// On the host by its own queue; a device stream brings an overload beside its type.
+template <class S, class F>
+void call_in_order(S& stream, F work) requires requires {
+  stream.run(work);
+}
+{ stream.run(std::move(work)); }
+
+/// Waits without taking the processor from others. What the machine sleeps too long is slept less
+/// the next time.
+class Sleeper {
+ public:
+  void owe(double ns) {
+    debt_ns_ += ns;
+    if (debt_ns_ < 100'000) return;
+    const Nanoseconds begin = steady_now();
+    std::this_thread::sleep_for(std::chrono::nanoseconds(static_cast<Nanoseconds>(debt_ns_)));
+    debt_ns_ -= static_cast<double>(steady_now() - begin);
+  }
+
+ private:
+  double debt_ns_ = 0;
+};
+
+/// What one stream's thread knows of its open spans.
+struct FaultyLane {
+  struct Open {
+    Nanoseconds begin = 0;
+    double inner_ns = 0;  // what spans inside took
+  };
+  const void* stream = nullptr;
+  std::array<Open, 32> open;
+  std::size_t depth = 0;
+  Sleeper sleeper;
+};
+
+}  // namespace detail
+
+/// Models event_recorder on the streams that Recorder records, and passes all on to it. The waits
+/// are inside the spans, as slow hardware's would be: a slow rank's in the spans that compute, a
+/// slow link's in those of its communication; a collective is as slow as its slowest link, for all
+/// its members. Without faults it costs a branch a span. Copies share their state, as recorders do.
+/// Not to be captured into graphs: a replay would wait for as long as the first run did.
+template <class Recorder>
+class FaultyRecorder {
+ public:
+  template <class T>
+  struct Token {
+    T inner;
+    detail::FaultyLane* lane = nullptr;
+    double slow_down = 0;  ///< more than the span's own time, of which it is a part
+    double link_ns = 0;
+  };
+
+  FaultyRecorder() = default;
+  /// @param rank  this rank
+  FaultyRecorder(Recorder recorder, int rank, const std::vector<InjectedFault>& faults)
+      : recorder_(std::move(recorder)) {
+    for (const InjectedFault& fault : faults) {
+      const bool here = fault.rank == rank || fault.kind == InjectedFault::Kind::slow_link;
+      if (!here) continue;
+      if (!state_) state_ = std::make_shared<State>();
+      state_->rank = rank;
+      state_->faults.push_back(fault);
+    }
+  }
+
+  [[nodiscard]] Recorder& recorder() noexcept { return recorder_; }
+  [[nodiscard]] bool records() const noexcept { return state_ != nullptr || recorder_.records(); }
+
+  void begin_step(std::int64_t step) noexcept {
+    if (state_) {
+      state_->step = step;
+      for (const InjectedFault& f : state_->faults)
+        if (f.kind == InjectedFault::Kind::late_host && step >= f.from_step)
+          state_->host.owe(f.ms * 1e6);
+    }
+    mega::begin_step(recorder_, step);
+  }
+
+  template <class S>
+  [[nodiscard]] auto begin(S& stream,
+                           const SpanInfo& info) noexcept requires event_recorder<Recorder, S> {
+    Token<decltype(recorder_.begin(stream, info))> token{recorder_.begin(stream, info)};
+    if (state_) {
+      token.lane = lane_of(&stream);
+      token.slow_down = computes(info.kind) ? slow_down() : 0;
+      token.link_ns = info.kind == SpanKind::communication ? link_ns(info) : 0;
+      using detail::call_in_order;
+      call_in_order(stream, [lane = token.lane]() noexcept {
+        if (lane->depth < lane->open.size()) lane->open[lane->depth] = {steady_now(), 0};
+        ++lane->depth;
+      });
+    }
+    return token;
+  }
+
+  template <class S, class T>
+  void end(S& stream, const Token<T>& token) noexcept requires event_recorder<Recorder, S> {
+    if (token.lane != nullptr) {
+      using detail::call_in_order;
+      call_in_order(stream, [lane = token.lane, factor = token.slow_down,
+                             link = token.link_ns]() noexcept {
+        if (--lane->depth >= lane->open.size()) return;
+        const auto& span = lane->open[lane->depth];
+        const auto spent = static_cast<double>(steady_now() - span.begin);
+        lane->sleeper.owe(std::max(0.0, spent - span.inner_ns) * factor + link);
+        if (lane->depth > 0)
+          lane->open[lane->depth - 1].inner_ns += static_cast<double>(steady_now() - span.begin);
+      });
+    }
+    recorder_.end(stream, token.inner);
+  }
+
+  template <class S>
+  void name_stream(const S& stream, const char* label) noexcept {
+    mega::name_stream(recorder_, stream, label);
+  }
+  std::int32_t add_group(std::string name, std::vector<int> ranks) {
+    return recorder_.add_group(std::move(name), std::move(ranks));
+  }
+
+ private:
+  struct State {
+    int rank = 0;
+    std::vector<InjectedFault> faults;
+    std::int64_t step = 0;
+    detail::Sleeper host;
+    std::vector<std::unique_ptr<detail::FaultyLane>> lanes;
+  };
+
+  [[nodiscard]] static constexpr bool computes(SpanKind kind) noexcept {
+    return kind == SpanKind::forward || kind == SpanKind::backward || kind == SpanKind::weight ||
+           kind == SpanKind::loss || kind == SpanKind::optimizer || kind == SpanKind::compute;
+  }
+  [[nodiscard]] double slow_down() const noexcept {
+    double factor = 1;
+    for (const InjectedFault& f : state_->faults)
+      if (f.kind == InjectedFault::Kind::slow_rank && state_->step >= f.from_step)
+        factor *= f.factor;
+    return factor - 1;
+  }
+  /// What the slow links add to an operation that crosses them.
+  [[nodiscard]] double link_ns(const SpanInfo& info) const {
+    double worst = 0;
+    for (const InjectedFault& f : state_->faults) {
+      if (f.kind != InjectedFault::Kind::slow_link || state_->step < f.from_step) continue;
+      if (!crosses(info, f)) continue;
+      const double usual =
+          usual_link.latency_ns + static_cast<double>(info.bytes) / usual_link.bytes_per_ns;
+      worst = std::max(worst, usual * (f.factor - 1));
+    }
+    return worst;
+  }
+  [[nodiscard]] bool crosses(const SpanInfo& info, const InjectedFault& f) const {
+    // A message is slow where it leaves: its receiver waits for it anyway.
+    if (info.name == "recv") return false;
+    if (info.name == "send")
+      return (state_->rank == f.rank && info.peer == f.peer) ||
+             (state_->rank == f.peer && info.peer == f.rank);
+    const std::vector<int> ranks = recorder_.group_ranks(info.group);
+    const auto holds = [&](int rank) {
+      return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+    };
+    return holds(f.rank) && holds(f.peer);
+  }
+
+  [[nodiscard]] detail::FaultyLane* lane_of(const void* stream) {
+    for (const auto& lane : state_->lanes)
+      if (lane->stream == stream) return lane.get();
+    state_->lanes.push_back(std::make_unique<detail::FaultyLane>());
+    state_->lanes.back()->stream = stream;
+    return state_->lanes.back().get();
+  }
+
+  Recorder recorder_;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace mega::inline v0::scan

@@ -1,0 +1,274 @@
+// TracedComm on threads: what is recorded, what ranks agree on, and that results are Comm's own.
+#include <mega/comm/self.hpp>
+#include <mega/comm/thread.hpp>
+#include <mega/host/host.hpp>
+#include <mega/host/host_async.hpp>
+#include <mega/scan/injected_faults.hpp>
+#include <mega/scan/match.hpp>
+#include <mega/scan/recorder.hpp>
+#include <mega/scan/traced_comm.hpp>
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+using namespace mega;
+using namespace mega::scan;
+
+using Traced = TracedComm<ThreadComm, HostRecorder>;
+
+// All capabilities of the communicator inside, and none besides.
+static_assert(comm::communicator<Traced, host::Stream>);
+static_assert(comm::communicator<Traced, host::AsyncStream>);
+static_assert(comm::has_channel_queries<Traced, host::Stream>);
+static_assert(comm::communicator<TracedComm<SelfComm, NullRecorder>, host::Stream>);
+static_assert(
+    comm::communicator<TracedComm<ThreadComm, FaultyRecorder<HostRecorder>>, host::Stream>);
+static_assert(!comm::has_attended_calls<Traced>);
+
+namespace {
+struct OnlyReduces {
+  [[nodiscard]] int rank() const { return 0; }
+  [[nodiscard]] int size() const { return 2; }
+  void all_reduce(host::Stream&, Vector<float>, comm::Reduce) {}
+};
+struct Attends : OnlyReduces {
+  void attend(bool) {}
+};
+using TracedOnlyReduces = TracedComm<OnlyReduces, HostRecorder>;
+static_assert(comm::has_all_reduce<TracedOnlyReduces, host::Stream, float>);
+static_assert(!comm::has_all_reduce<TracedOnlyReduces, host::Stream, double>);
+static_assert(!comm::has_barrier<TracedOnlyReduces, host::Stream>);
+static_assert(!comm::has_split<TracedOnlyReduces>);
+static_assert(!comm::has_channels<TracedOnlyReduces, host::Stream>);
+static_assert(!comm::has_attended_calls<TracedOnlyReduces>);
+static_assert(comm::has_attended_calls<TracedComm<Attends, HostRecorder>>);
+
+/// Communications of a trace by what identifies them.
+struct Seen {
+  std::int32_t rank;
+  std::string op, group;
+  std::int64_t sequence, bytes;
+  std::string dtype;
+  std::int32_t peer;
+  friend bool operator==(const Seen&, const Seen&) = default;
+};
+std::vector<Seen> seen(const Trace& t, int rank) {
+  std::vector<Seen> out;
+  for (std::size_t i = 0; i < t.communications.size(); ++i) {
+    const Communication& c = t.communications[i];
+    if (t.rank(t.events[c.event]) != rank) continue;
+    out.push_back({rank, std::string(to_string(c.op)), t.groups[c.group].name, c.sequence, c.bytes,
+                   c.dtype == none ? "" : std::string(t.names[c.dtype]), c.peer});
+  }
+  return out;
+}
+}  // namespace
+
+TEST_CASE("scan: every operation is recorded with group, sequence, bytes, dtype and peer") {
+  TraceCollector collector;
+  run_threads(4, [&](ThreadComm& threads) {
+    RecordingInfo info;
+    info.rank = threads.rank();
+    HostRecorder recorder(info, collector.sink());
+    Traced world(threads, recorder);
+    CHECK(world.size() == 4);
+    CHECK(world.name() == "world");
+    host::Stream stream;
+    const int r = world.rank();
+    std::vector<float> f(8, static_cast<float>(r + 1));
+    std::vector<double> d(3, r);
+    std::vector<std::int64_t> wide(4), one{r};
+    recorder.begin_step(0);
+    world.all_reduce(stream, Vector<float>(f.data(), 8), comm::Reduce::sum);
+    CHECK(f[5] == 10);
+    // Pairs {0, 2} and {1, 3}; not recorded: split moves nothing on a stream.
+    Traced pair = world.split(r % 2, r);
+    pair.set_name("pair");
+    CHECK(pair.members()[1] == r % 2 + 2);
+    recorder.begin_step(1);
+    pair.all_reduce(stream, Vector<double>(d.data(), 3), comm::Reduce::max);
+    CHECK(d[0] == r % 2 + 2);
+    world.all_gather(stream, Vector<std::int64_t>(wide.data(), 4),
+                     Vector<const std::int64_t>(one.data(), 1));
+    CHECK(wide[3] == 3);
+    world.broadcast(stream, Vector<float>(f.data(), 2), 3);
+    world.barrier(stream);
+    world.reduce_scatter(stream, Vector<float>(f.data(), 2), Vector<const float>(f.data(), 8),
+                         comm::Reduce::sum);
+    // A communicator of one rank moves nothing.
+    Traced alone = world.split(-1, 0);
+    alone.all_reduce(stream, Vector<float>(f.data(), 8), comm::Reduce::sum);
+    recorder.close();
+  });
+  const Trace& t = collector.trace();
+  for (int r = 0; r < 4; ++r) {
+    const std::vector<Seen> expected{
+        {r, "all_reduce", "world", 1, 32, "float32", -1},
+        {r, "all_reduce", "pair", 1, 24, "float64", -1},
+        {r, "all_gather", "world", 2, 8, "int64", -1},
+        {r, "broadcast", "world", 3, 8, "float32", 3},
+        {r, "barrier", "world", 4, 0, "", -1},
+        {r, "reduce_scatter", "world", 5, 32, "float32", -1},
+    };
+    CHECK(seen(t, r) == expected);
+  }
+  // Five operations of the world and one of each pair; none is left over.
+  const Matches m = match(t);
+  CHECK(m.instances.size() == 7);
+  CHECK(m.by_sequence == 7);
+  CHECK(m.leftovers.empty());
+  for (const Instance& i : m.instances)
+    CHECK(i.count == (t.groups[i.group].name == "pair" ? 2U : 4U));
+}
+
+TEST_CASE("scan: numbers go on in steps that are not recorded, so windows of ranks still match") {
+  TraceCollector collector;
+  run_threads(2, [&](ThreadComm& threads) {
+    RecordingInfo info;
+    info.rank = threads.rank();
+    HostRecorder recorder(info, collector.sink(), {.interval = 4});
+    Traced world(threads, recorder);
+    host::Stream stream;
+    float value = 1;
+    for (int step = 1; step < 10; ++step) {
+      recorder.begin_step(step);
+      for (int k = 0; k < 3; ++k)
+        world.all_reduce(stream, Vector<float>(&value, 1), comm::Reduce::max);
+    }
+    recorder.close();
+  });
+  const std::vector<Seen> on_first = seen(collector.trace(), 0);
+  REQUIRE(on_first.size() == 6);
+  CHECK(on_first[0].sequence == 10);
+  CHECK(on_first[5].sequence == 24);
+  CHECK(match(collector.trace()).instances.size() == 6);
+}
+
+TEST_CASE("scan: channels are matched by number, also several between two ranks, both ways") {
+  TraceCollector collector;
+  run_threads(2, [&](ThreadComm& threads) {
+    RecordingInfo info;
+    info.rank = threads.rank();
+    HostRecorder recorder(info, collector.sink());
+    Traced world(threads, recorder);
+    host::Stream stream;
+    const int peer = 1 - world.rank();
+    auto out = world.open_sender(peer, world.rank() == 0 ? 4U : 5U);
+    auto in = world.open_receiver(peer, world.rank() == 0 ? 5U : 4U);
+    std::vector<std::byte> slots(300), message(300, std::byte{7});
+    recorder.begin_step(3);
+    // Sizes differ, as a greeting's and a tensor's do.
+    for (const Index size : {100, 20, 180}) in.post(stream, Vector<std::byte>(slots.data(), size));
+    for (const Index size : {100, 20, 180})
+      out.send(stream, Vector<const std::byte>(message.data(), size));
+    for (int k = 0; k < 3; ++k) in.complete(stream);
+    CHECK(slots[179] == std::byte{7});
+    recorder.close();
+  });
+  const Trace& t = collector.trace();
+  CHECK(seen(t, 0) == std::vector<Seen>{{0, "send", "world channel 4", 1, 100, "byte", 1},
+                                        {0, "send", "world channel 4", 2, 20, "byte", 1},
+                                        {0, "send", "world channel 4", 3, 180, "byte", 1},
+                                        {0, "recv", "world channel 5", 1, 100, "byte", 1},
+                                        {0, "recv", "world channel 5", 2, 20, "byte", 1},
+                                        {0, "recv", "world channel 5", 3, 180, "byte", 1}});
+  const Matches m = match(t);
+  CHECK(m.instances.size() == 6);
+  CHECK(m.leftovers.empty());
+}
+
+TEST_CASE("scan: faults are read from text, and refused with what is valid") {
+  const auto faults =
+      parse_faults("slow-rank=3,factor=1.5;slow-link=2-0,factor=4,from-step=7;late-host=1,ms=5", 4);
+  REQUIRE(faults.size() == 3);
+  CHECK(faults[0].kind == InjectedFault::Kind::slow_rank);
+  CHECK(faults[0].rank == 3);
+  CHECK(faults[0].factor == 1.5);
+  CHECK(faults[0].from_step == 0);
+  CHECK(faults[1].kind == InjectedFault::Kind::slow_link);
+  CHECK(faults[1].rank == 2);
+  CHECK(faults[1].peer == 0);
+  CHECK(faults[1].from_step == 7);
+  CHECK(faults[2].ms == 5);
+  CHECK(parse_faults("", 4).empty());
+  for (const char* wrong :
+       {"slow-rank=4,factor=2", "slow-rank=1", "slow-rank=1,factor=0.5", "slow-rank=1,factor=x",
+        "slow-link=2,factor=2", "slow-link=2-2,factor=2", "late-host=1,factor=2", "fast-rank=1",
+        "slow-rank=1,factor=nan", "slow-rank=1.5,factor=2", "factor=2", "slow-rank=-1,factor=2"}) {
+    CAPTURE(wrong);
+    CHECK_THROWS_AS((void)parse_faults(wrong, 4), Error);
+  }
+}
+
+TEST_CASE("scan: a slow rank's spans are longer by the factor, its waits are not") {
+  TraceCollector collector;
+  HostRecorder inner({}, collector.sink());
+  FaultyRecorder<HostRecorder> recorder(inner, 2,
+                                        parse_faults("slow-rank=2,factor=2,from-step=1", 4));
+  host::Stream stream;
+  for (int step = 0; step < 2; ++step) {
+    recorder.begin_step(step);
+    const ScopedSpan outer(recorder, stream,
+                           SpanInfo{.name = "forward", .kind = SpanKind::forward});
+    std::this_thread::sleep_for(std::chrono::milliseconds(6));
+    {
+      const ScopedSpan op(recorder, stream, SpanInfo{.name = "op"});
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    const ScopedSpan wait(recorder, stream, SpanInfo{.name = "wait", .kind = SpanKind::wait});
+    std::this_thread::sleep_for(std::chrono::milliseconds(15));
+  }
+  inner.close();
+  const Trace& t = collector.trace();
+  REQUIRE(t.events.size() == 6);
+  const auto ms = [&](std::size_t i) { return static_cast<double>(t.events[i].duration()) / 1e6; };
+  // In the order in which they end: op, wait, forward. Sleeping is late by some tenths of ms here
+  // and there, and much later on a busy machine: only lower bounds are sure, and ratios are loose.
+  CHECK(ms(0) >= 10);
+  CHECK(ms(2) >= 31);
+  CHECK(ms(3) >= 2 * 10);
+  CHECK(ms(5) >= 2 * 16 + 15);
+  CHECK(ms(4) >= 15);
+  CHECK(ms(4) < 2 * 15);
+}
+
+TEST_CASE("scan: a slow link holds back what crosses it, and nothing else") {
+  TraceCollector collector;
+  run_threads(3, [&](ThreadComm& threads) {
+    RecordingInfo info;
+    info.rank = threads.rank();
+    HostRecorder inner(info, collector.sink());
+    using Recorder = FaultyRecorder<HostRecorder>;
+    // 20 us + 4 MB at 2 GB/s is 2.02 ms; nine times that is 16 ms more.
+    Recorder recorder(inner, threads.rank(), parse_faults("slow-link=0-1,factor=9", 3));
+    TracedComm<ThreadComm, Recorder> world(threads, recorder);
+    host::Stream stream;
+    const int r = world.rank();
+    std::vector<std::byte> memory(4'000'000);
+    const Vector<std::byte> bytes(memory.data(), 4'000'000);
+    auto out = world.open_sender((r + 1) % 3, static_cast<std::uint32_t>(r));
+    auto in = world.open_receiver((r + 2) % 3, static_cast<std::uint32_t>((r + 2) % 3));
+    std::vector<std::byte> slot(4'000'000);
+    recorder.begin_step(0);
+    in.post(stream, Vector<std::byte>(slot.data(), 4'000'000));
+    out.send(stream, Vector<const std::byte>(bytes));
+    in.complete(stream);
+    inner.close();
+  });
+  const Trace& t = collector.trace();
+  std::map<int, double> send_ms;
+  for (std::size_t i = 0; i < t.events.size(); ++i)
+    if (t.name(t.events[i]) == "send")
+      send_ms[t.rank(t.events[i])] = static_cast<double>(t.events[i].duration()) / 1e6;
+  REQUIRE(send_ms.size() == 3);
+  CHECK(send_ms[0] >= 16);
+  // The others send as soon as the slot is posted; only a starved thread could take this long.
+  CHECK(std::min(send_ms[1], send_ms[2]) < 16);
+}
