@@ -6,12 +6,10 @@
 #include <mega/cuda/memory.hpp>
 #include <mega/cuda/stream.hpp>
 #include <mega/nn/cublas_lt.hpp>
-#include <mega/nn/elementwise.cuh>
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -318,95 +316,6 @@ void check_epilogues(const std::string& type, const Shape& s, bool must, double 
   }
 }
 
-/// @param must  cuBLASLt does it for the gradient of a weight: A transposed, B not
-template <class T>
-void check_row_sums(const std::string& type, const Shape& s, bool must) {
-  using Product = CublasLtProduct<T>;
-  Random random(static_cast<std::uint64_t>(s.m * 1000 + s.k));
-  const Factors<T> f(s, random);
-  const std::vector<float> before = random.numbers<float>(s.m * s.n, -1, 1);
-  const std::vector<float> nothing(static_cast<std::size_t>(s.m), not_a_number<float>());
-  std::vector<double> sums(nothing.size());
-  for (std::size_t i = 0; i < f.a.size(); ++i)
-    sums[i / static_cast<std::size_t>(s.k)] += static_cast<float>(f.a[i]);
-  Stream stream;
-  for (const Transpose ta : both) {
-    for (const Transpose tb : both) {
-      const Array<T> a = f.left(stream, ta), b = f.right(stream, tb);
-      for (const float beta : {0.0F, 1.0F}) {
-        CAPTURE(s.m);
-        CAPTURE(s.n);
-        CAPTURE(s.k);
-        CAPTURE(ta);
-        CAPTURE(tb);
-        CAPTURE(beta);
-        std::vector<double> expected = f.ab;
-        for (std::size_t i = 0; i < expected.size(); ++i)
-          expected[i] += static_cast<double>(beta * before[i]);
-        // Twice, since the second product goes by the kept plan with other pointers.
-        std::vector<float> products[2], row_sums[2];
-        bool done = true;
-        for (int i = 0; i < 2 && done; ++i) {
-          const auto c =
-              beta == 0
-                  ? f.template poisoned<float>(stream)
-                  : Array<float>(stream, stored(before, s.m, s.n, Transpose::no, s.pad), s.offset);
-          const Array<float> out(stream, nothing, s.offset);
-          const std::vector<float> untouched = c.read(stream);
-          done = Product::gemm_row_sums(stream, ta, tb, s.m, s.n, s.k, a.data(), f.lda(ta),
-                                        b.data(), f.ldb(tb), beta, c.data(), f.ldc(), out.data());
-          products[i] = c.read(stream);
-          row_sums[i] = out.read(stream);
-          if (done) continue;
-          CHECK(same_bits(products[i], untouched));
-          CHECK(same_bits(row_sums[i], nothing));
-        }
-        if (!done) {
-          CHECK_FALSE((must && ta == Transpose::yes && tb == Transpose::no));
-          MESSAGE(mega::sentence(type, ": no product with row sums for transposes ",
-                                 ta == Transpose::yes, tb == Transpose::yes, ", beta ", beta));
-          continue;
-        }
-        check_close(type + " gemm_row_sums", products[0], expected, s.n, s.pad,
-                    bound_of_sums<T, float>());
-        check_close(type + " gemm_row_sums sums", row_sums[0], sums, 1, 0,
-                    bound_of_sums<T, float>());
-        CHECK(same_bits(products[0], products[1]));
-        CHECK(same_bits(row_sums[0], row_sums[1]));
-      }
-    }
-  }
-}
-
-/// Median microseconds of run(), of 15.
-template <class Run>
-double microseconds(Stream& stream, const Run& run) {
-  std::vector<double> all;
-  for (int i = 0; i < 15; ++i) {
-    mega::nn::detail::Stopwatch watch;
-    watch.start(stream.native());
-    run();
-    watch.stop(stream.native());
-    stream.synchronize();
-    all.push_back(1e3 * static_cast<double>(watch.milliseconds()));
-  }
-  std::nth_element(all.begin(), all.begin() + 7, all.end());
-  return all[7];
-}
-
-/// Numbers that repeat after a million.
-Memory many_numbers(Stream& stream, Index count) {
-  Random random(3);
-  const std::vector<Bfloat16> some = random.numbers<Bfloat16>(Index{1} << 20, -1, 1);
-  Memory out(static_cast<std::size_t>(count) * sizeof(Bfloat16));
-  for (Index at = 0; at < count; at += static_cast<Index>(some.size())) {
-    const Index n = std::min(static_cast<Index>(some.size()), count - at);
-    upload(stream, mega::Vector<Bfloat16>(reinterpret_cast<Bfloat16*>(out.data()) + at, n),
-           mega::Vector<const Bfloat16>(some.data(), n));
-  }
-  return out;
-}
-
 /// A line as text() writes it, for a GPU that does not exist.
 std::string line_of(std::size_t version, char digit) {
   return std::to_string(version) + " No_GPU:1 bf16 bf16 none nt 8 8 8 8 8 8 = 16,16,16,16,16 " +
@@ -485,59 +394,6 @@ TEST_CASE("gpu cublas_lt: bias and the derivative of GELU in the product") {
   for (const Shape& s : {Shape{7, 33, 65, 0, 0}, Shape{31, 40, 17, 0, 1}, Shape{1, 8, 8, 0, 0}})
     check_epilogues<Bfloat16>("odd bf16", s, false, one_rounding<Bfloat16>,
                               two_roundings<Bfloat16>);
-}
-
-TEST_CASE("gpu cublas_lt: row sums beside the product") {
-  for (const Shape& s :
-       {Shape{64, 128, 96, 0, 0}, Shape{136, 264, 72, 8, 0}, Shape{384, 512, 2304, 0, 0}}) {
-    check_row_sums<Bfloat16>("bf16", s, true);
-    check_row_sums<Float16>("fp16", s, false);
-    check_row_sums<float>("fp32", s, false);
-  }
-  for (const Shape& s : {Shape{7, 33, 65, 0, 0}, Shape{31, 40, 17, 0, 1}, Shape{1, 8, 8, 0, 0}})
-    check_row_sums<Bfloat16>("odd bf16", s, false);
-  Stream stream;
-  const Array<Bfloat16> x(stream, std::vector<Bfloat16>(64, Bfloat16(1.0F)));
-  const Array<float> out(stream, std::vector<float>(64, 1.0F));
-  for (const auto [m, n, k] : {std::array<Index, 3>{0, 8, 8}, {8, 0, 8}, {8, 8, 0}}) {
-    CHECK_FALSE(CublasLtProduct<Bfloat16>::gemm_row_sums(stream, Transpose::yes, Transpose::no, m,
-                                                         n, k, x.data(), 8, x.data(), 8, 0.0F,
-                                                         out.data(), 8, out.data()));
-  }
-  CHECK(out.read(stream) == std::vector<float>(64, 1.0F));
-}
-
-TEST_CASE("gpu cublas_lt: rates of a weight's gradient with its bias's, in one call and in two") {
-  const Choosing timed(AlgorithmChoice::timed);
-  using Product = CublasLtProduct<Bfloat16>;
-  constexpr Index rows = 16384;
-  for (const auto [outputs, inputs] :
-       {std::array<Index, 2>{6144, 2048}, {8192, 2048}, {2304, 768}, {3072, 768}}) {
-    Stream stream;
-    const Memory dy = many_numbers(stream, rows * outputs), x = many_numbers(stream, rows * inputs);
-    const Array<float> dw(stream, std::vector<float>(static_cast<std::size_t>(outputs * inputs)));
-    const Array<float> db(stream, std::vector<float>(static_cast<std::size_t>(outputs)));
-    const auto* const left = reinterpret_cast<const Bfloat16*>(dy.data());
-    const auto* const right = reinterpret_cast<const Bfloat16*>(x.data());
-    const double product = microseconds(stream, [&] {
-      Product::gemm(stream, Transpose::yes, Transpose::no, outputs, inputs, rows, 1.0F, left,
-                    outputs, right, inputs, 0.0F, dw.data(), inputs);
-    });
-    const double bias = microseconds(stream, [&] {
-      bias_gradient(stream, mega::Vector<float>(db.data(), outputs),
-                    mega::Matrix<const Bfloat16>(left, rows, outputs));
-    });
-    bool done = true;
-    const double joined = microseconds(stream, [&] {
-      done =
-          Product::gemm_row_sums(stream, Transpose::yes, Transpose::no, outputs, inputs, rows, left,
-                                 outputs, right, inputs, 0.0F, dw.data(), inputs, db.data()) &&
-          done;
-    });
-    MESSAGE(mega::sentence("weight ", outputs, " x ", inputs, " of ", rows, " rows: product ",
-                           product, " us, then bias ", bias, " us; in one call ",
-                           done ? joined : -1.0, " us"));
-  }
 }
 
 TEST_CASE("gpu cublas_lt: what cannot be is refused with a sentence") {

@@ -177,9 +177,9 @@ struct MatmulProblem {
 
   friend bool operator==(const MatmulProblem&, const MatmulProblem&) = default;
 
-  /// Numbers beside C: of a bias, or of the sums of rows of op(A).
+  /// Numbers of a bias.
   [[nodiscard]] int vector_size() const noexcept {
-    return epilogue == CUBLASLT_EPILOGUE_BIAS ? n : epilogue == CUBLASLT_EPILOGUE_BGRADB ? m : 0;
+    return epilogue == CUBLASLT_EPILOGUE_BIAS ? n : 0;
   }
   [[nodiscard]] bool has_aux() const noexcept { return epilogue == CUBLASLT_EPILOGUE_DGELU; }
 
@@ -189,10 +189,9 @@ struct MatmulProblem {
       return t == CUDA_R_32F ? "fp32" : t == CUDA_R_16F ? "fp16" : "bf16";
     };
     const auto flag = [](Transpose t) { return t == Transpose::no ? 'n' : 't'; };
-    const char* const after = epilogue == CUBLASLT_EPILOGUE_BIAS     ? "bias"
-                              : epilogue == CUBLASLT_EPILOGUE_BGRADB ? "row_sums"
-                              : epilogue == CUBLASLT_EPILOGUE_DGELU  ? "dgelu"
-                                                                     : "none";
+    const char* const after = epilogue == CUBLASLT_EPILOGUE_BIAS    ? "bias"
+                              : epilogue == CUBLASLT_EPILOGUE_DGELU ? "dgelu"
+                                                                    : "none";
     return sentence(type(in), ' ', type(out), ' ', after, ' ', flag(trans_a), flag(trans_b), ' ', m,
                     ' ', n, ' ', k, ' ', lda, ' ', ldb, ' ', ldc, reads_c ? " += " : " = ", align_a,
                     ',', align_b, ',', align_c, ',', align_vector, ',', align_aux);
@@ -598,24 +597,6 @@ struct CublasLtProduct {
                 ldc, {a, b, bias, nullptr, c, 1.0F, 0.0F});
   }
 
-  /// C = op(A) op(B) + beta C and sums[i] = sum of row i of op(A), both in float.
-  /// @param sums  [m], overwritten
-  /// @return      false where cuBLASLt has no algorithm for it, or there is nothing to multiply;
-  ///              then nothing was queued
-  [[nodiscard]] static bool gemm_row_sums(cuda::Stream& stream, Transpose trans_a,
-                                          Transpose trans_b, Index m, Index n, Index k, const T* a,
-                                          Index lda, const T* b, Index ldb, float beta, float* c,
-                                          Index ldc, float* sums) {
-    if (m <= 0 || n <= 0 || k <= 0) return false;
-    constexpr std::string_view call = "gemm_row_sums";
-    const detail::MatmulOperands at{a, b, sums, nullptr, c, 1.0F, beta};
-    return stream.resource<detail::CublasLtMatmul>().run(
-        stream, call,
-        problem_of<float>(call, CUBLASLT_EPILOGUE_BGRADB, trans_a, trans_b, m, n, k, lda, ldb, ldc,
-                          at),
-        at);
-  }
-
   /// C = (op(A) op(B)) * gelu_tanh'(pre), element by element.
   /// @param pre  m x n, with the leading dimension of C
   /// @throws     Error(logic) unless ldc is a multiple of 8, which cuBLASLt asks of pre
@@ -684,7 +665,6 @@ struct CublasLtProduct {
 static_assert(matrix_product<CublasLtProduct<float>, cuda::Stream>);
 static_assert(fuses_bias<CublasLtProduct<Bfloat16>, cuda::Stream>);
 static_assert(fuses_gelu_backward<CublasLtProduct<Bfloat16>, cuda::Stream>);
-static_assert(fuses_row_sums<CublasLtProduct<Bfloat16>, cuda::Stream>);
 static_assert(fuses_bias<CublasLtProduct<Float16>, cuda::Stream>);
 static_assert(fuses_gelu_backward<CublasLtProduct<Float16>, cuda::Stream>);
 

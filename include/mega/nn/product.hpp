@@ -50,14 +50,6 @@ concept fuses_gelu_backward = fuses_after_sum<P> &&
   P::gemm_dgelu(stream, trans, trans, n, n, n, in, n, in, n, in, out, n);
 };
 
-/// C = op(A) op(B) + beta * C, and sums[i] = sum of row i of op(A), in one call: the gradients of a
-/// weight and its bias. False where it cannot for these sizes; then nothing was queued.
-template <class P, class Stream>
-concept fuses_row_sums = fuses_after_sum<P> && requires(Stream& s, Transpose t, Index n, float beta,
-                                                        const typename P::element* in, float* out) {
-  { P::gemm_row_sums(s, t, t, n, n, n, in, n, in, n, beta, out, n, out) } -> std::same_as<bool>;
-};
-
 namespace detail {
 
 struct GemmArguments {

@@ -215,8 +215,7 @@ class ResidualBlock {
     Vector<float> before = {};  ///< passing_gradient() of the block before
   };
 
-  /// dx from dy, and the gradients of norms and biases, but for the first product's bias where its
-  /// gradient comes with the weight's.
+  /// dx from dy, and the gradients of biases and norms.
   template <class Ctx, class Region>
   void backward_input(Ctx& ctx, const Region& region, const Backward& b, const Saved& saved,
                       const Gradients& gradients, const Scratch& scratch) const {
@@ -225,8 +224,7 @@ class ResidualBlock {
     to_input(ctx, region, b, saved, gradients, scratch);
   }
 
-  /// Adds to the gradients of the two weight matrices, or at the first micro-batch sets them, with
-  /// that of the first bias where one product gives both.
+  /// Adds to the gradients of the two weight matrices, or at the first micro-batch sets them.
   /// @param dy  as backward_input() had it, unless gradients hold it
   template <class Ctx, class Region>
   void backward_weight(Ctx& ctx, const Region& region, Matrix<const T> dy, Matrix<const T> x,
@@ -287,11 +285,9 @@ class ResidualBlock {
   template <class Ctx, class Region>
   void to_inner(Ctx& ctx, const Region& region, Matrix<const T> dout, const Saved& saved,
                 const Gradients& gradients, const Scratch& scratch) const {
-    const Vector<float> dbias =
-        joins_bias_gradient(ctx) ? Vector<float>{} : weights_.in_bias.gradient;
     if constexpr (Core::template joins_product<typename Kernels::product, decltype(ctx.stream)>) {
-      if (core_.backward_from(ctx, gradients.inner, dbias, dout, weights_.out.value, saved.inner,
-                              typename Kernels::product{}))
+      if (core_.backward_from(ctx, gradients.inner, weights_.in_bias.gradient, dout,
+                              weights_.out.value, saved.inner, typename Kernels::product{}))
         return;
     }
     const Matrix<T> dcore(scratch.dcore_out.data(), region.rows(), core_.out_width());
@@ -299,8 +295,8 @@ class ResidualBlock {
       const auto product = ctx.span(Core::out_name);
       Product::backward_input(ctx.stream, dcore, dout, weights_.out.value);
     }
-    core_.backward(ctx, gradients.inner, dbias, dcore, saved.inner, saved.core_out, saved.core,
-                   scratch.frequencies);
+    core_.backward(ctx, gradients.inner, weights_.in_bias.gradient, dcore, saved.inner,
+                   saved.core_out, saved.core, scratch.frequencies);
   }
 
   template <class Ctx, class Region>
@@ -322,20 +318,7 @@ class ResidualBlock {
     const Matrix<const T> normed =
         region.gather(ctx.stream, scratch.normed, own_normed(region, saved, scratch));
     const auto product = ctx.span(Core::in_name);
-    if constexpr (Product::template joins_bias_gradient<decltype(ctx.stream)>) {
-      if (joins_bias_gradient(ctx))
-        return Product::backward_weight_bias(ctx.stream, weights_.in.gradient,
-                                             weights_.in_bias.gradient, gradients.inner, normed);
-    }
     Product::backward_weight(ctx.stream, weights_.in.gradient, gradients.inner, normed, first);
-  }
-
-  /// Whether the gradient of the first product's bias comes with that of its weight. A product
-  /// writes what it sums, so it is the first micro-batch's that can.
-  template <class Ctx>
-  [[nodiscard]] bool joins_bias_gradient(const Ctx& ctx) const noexcept {
-    return Product::template joins_bias_gradient<decltype(ctx.stream)> && ctx.microbatch == 0 &&
-           !weights_.in_bias.gradient.empty();
   }
 
   template <class Ctx, class Region>

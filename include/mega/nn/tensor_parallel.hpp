@@ -175,24 +175,6 @@ struct Linear {
                   dy.data(), dy.cols(), x.data(), x.cols(), overwrites ? 0.0F : 1.0F, dw.data(),
                   x.cols());
   }
-
-  /// Whether the product that overwrites dw gives the bias's gradient too: one pass over dy less.
-  template <class S>
-  static constexpr bool joins_bias_gradient = fuses_row_sums<Product, S>;
-
-  /// dw = dy^T x and db = column sums of dy.   @pre  db is zero
-  template <class S>
-  requires joins_bias_gradient<S>
-  static void backward_weight_bias(S& stream, Vector<float> dw, Vector<float> db,
-                                   Matrix<const T> dy, Matrix<const T> x) {
-    if (Product::fuses_rows_of(dy.cols()) && Product::fuses_rows_of(x.cols()) &&
-        Product::gemm_row_sums(stream, Transpose::yes, Transpose::no, dy.cols(), x.cols(), x.rows(),
-                               dy.data(), dy.cols(), x.data(), x.cols(), 0.0F, dw.data(), x.cols(),
-                               db.data()))
-      return;
-    backward_weight(stream, dw, dy, x, true);
-    bias_gradient(stream, db, dy);
-  }
 };
 
 }  // namespace mega::inline v0::nn

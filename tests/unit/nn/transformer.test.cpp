@@ -11,7 +11,6 @@
 
 #include <doctest/doctest.h>
 
-#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <mutex>
@@ -56,8 +55,7 @@ struct Outcome {
 };
 
 /// Loss and whole gradients of two micro-batches.
-template <class Spec, class Stream = mega::host::Stream, class Kernels = mega::nn::Kernels<>,
-          class MakeStream = Stream (*)()>
+template <class Spec, class Stream = mega::host::Stream, class MakeStream = Stream (*)()>
 Outcome train(
     const TransformerConfig& config, const TransformerRun& run, int tensor_degree,
     const std::vector<int>& layers, const std::string& disturbed = "",
@@ -65,7 +63,7 @@ Outcome train(
   Outcome out;
   std::mutex mutex;
   mega::run_threads(tensor_degree, [&](mega::ThreadComm& tensor) {
-    Model<Spec, Stream, Kernels> model(config, run, tensor, layers, make_stream());
+    Model<Spec, Stream> model(config, run, tensor, layers, make_stream());
     model.hooks.injector.target = disturbed;
     double loss = 0;
     for (; model.microbatch < 2; ++model.microbatch)
@@ -75,41 +73,6 @@ Outcome train(
     if (tensor.rank() == 0) out.loss = loss;
   });
   return out;
-}
-
-/// A product with row sums, which it gives or, asked for them, says that it cannot.
-template <bool Gives>
-struct RowSumsProduct : mega::nn::PortableProduct {
-  static inline std::atomic<int> calls = 0;
-
-  [[nodiscard]] static bool fuses_rows_of(Index) { return true; }
-
-  template <mega::host::host_stream S>
-  [[nodiscard]] static bool gemm_row_sums(S& stream, mega::nn::Transpose ta, mega::nn::Transpose tb,
-                                          Index m, Index n, Index k, const float* a, Index lda,
-                                          const float* b, Index ldb, float beta, float* c,
-                                          Index ldc, float* sums) {
-    ++calls;
-    if (!Gives) return false;
-    gemm(stream, ta, tb, m, n, k, 1.0F, a, lda, b, ldb, beta, c, ldc);
-    stream.run([=] {
-      for (Index i = 0; i < m; ++i) {
-        double sum = 0;
-        for (Index p = 0; p < k; ++p)
-          sum += a[ta == mega::nn::Transpose::no ? i * lda + p : p * lda + i];
-        sums[i] = static_cast<float>(sum);
-      }
-    });
-    return true;
-  }
-};
-static_assert(mega::nn::fuses_row_sums<RowSumsProduct<true>, mega::host::Stream>);
-static_assert(!mega::nn::fuses_row_sums<mega::nn::PortableProduct, mega::host::Stream>);
-
-template <class Spec, class Product>
-Outcome train_with(const TransformerConfig& config, const TransformerRun& run, int tensor_degree) {
-  return train<Spec, mega::host::Stream, mega::nn::Kernels<Product>>(config, run, tensor_degree,
-                                                                     {1, 2});
 }
 
 void check_same_bits(const Outcome& got, const Outcome& expected) {
@@ -204,25 +167,6 @@ TEST_CASE_TEMPLATE("transformer: recomputation, chunks and split backward change
       check_same_bits(train<Spec>(config, run, 1, {2, 1}, disturbed), expected);
       check_same_bits(train<Spec>(config, run, 1, {0, 3}, disturbed), expected);
     }
-  }
-}
-
-TEST_CASE_TEMPLATE("transformer: a bias's gradient may come with its weight's", Spec, Gpt3,
-                   Llama3) {
-  const TransformerConfig config = micro_config<Spec>();
-  // Two products of each layer have a bias in Gpt3; only the first of two micro-batches overwrites.
-  const int joined = Spec::has_bias ? 2 * config.layers : 0;
-  TransformerRun run = micro_run;
-  for (const bool split : {false, true}) {
-    run.split_backward = split;
-    const Outcome expected = train<Spec>(config, run, 1, {1, 2});
-    RowSumsProduct<true>::calls = RowSumsProduct<false>::calls = 0;
-    check_close(train_with<Spec, RowSumsProduct<true>>(config, run, 1), expected);
-    CHECK(RowSumsProduct<true>::calls == joined);
-    // What the product cannot do is a pass of its own.
-    check_same_bits(train_with<Spec, RowSumsProduct<false>>(config, run, 1), expected);
-    CHECK(RowSumsProduct<false>::calls == joined);
-    check_close(train_with<Spec, RowSumsProduct<true>>(config, run, 2), expected);
   }
 }
 

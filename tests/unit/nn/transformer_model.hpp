@@ -7,7 +7,6 @@
 #include <mega/core/stage.hpp>
 #include <mega/core/view.hpp>
 #include <mega/dpp/layers.hpp>
-#include <mega/nn/kernels.hpp>
 #include <mega/nn/transformer.hpp>
 #include <mega/train/initial_values.hpp>
 
@@ -77,10 +76,10 @@ struct Text {
 
 /// One tensor rank's share of the model. Values come from the parameter's name, `spread` times the
 /// declared deviation, so that no gradient is small; biases and norms get random values too.
-template <class Spec, class Stream = mega::host::Stream, class Kernels = mega::nn::Kernels<>>
+template <class Spec, class Stream = mega::host::Stream>
 class Model {
  public:
-  using Stage = mega::nn::Transformer<Spec, mega::ThreadComm, Kernels>;
+  using Stage = mega::nn::Transformer<Spec, mega::ThreadComm>;
   using Ctx = mega::Context<Stream, TestHooks>;
 
   Model(const mega::nn::TransformerConfig& config, const mega::nn::TransformerRun& run,
