@@ -34,7 +34,7 @@ auto timed(const char* what, double& sum, const Work& work) {
 int main() {
   namespace scan = mega::scan;
   mega_test::JobSpec spec;
-  spec.dp = 32, spec.tp = 4, spec.pp = 8, spec.layers = 1, spec.microbatches = 8, spec.steps = 8;
+  spec.dp = 32, spec.tp = 4, spec.pp = 8, spec.layers = 1, spec.microbatches = 8, spec.steps = 10;
   mega_test::Fault slow;
   slow.rank = 345;
   slow.factor = 1.6;

@@ -118,6 +118,37 @@ Json heat_map(const scan::Study& study) {
   return {{"ranks", std::move(ranks)}, {"columns", std::move(columns)}};
 }
 
+/// Each rank's time on the critical path, and what it mostly was.
+Json critical_ranks(const scan::Study& study) {
+  const scan::Trace& t = study.trace;
+  std::map<scan::TableIndex, std::map<scan::TableIndex, scan::Nanoseconds>> names;  // by rank
+  scan::Nanoseconds all = 0;
+  for (const scan::PathSegment& s : study.critical_path.segments) {
+    const scan::TableIndex name = s.event == scan::none ? scan::none : t.events[s.event].name;
+    names[s.rank][name] += s.end - s.begin;
+    all += s.end - s.begin;
+  }
+  std::vector<std::pair<scan::Nanoseconds, Json>> rows;
+  for (const auto& [rank, times] : names) {
+    scan::Nanoseconds sum = 0;
+    auto mostly = times.begin();
+    for (auto at = times.begin(); at != times.end(); ++at) {
+      sum += at->second;
+      if (at->second > mostly->second) mostly = at;
+    }
+    const std::string_view name = mostly->first == scan::none ? "" : t.names[mostly->first];
+    rows.emplace_back(-sum, Json{{"rank", t.ranks[rank].rank},
+                                 {"ns", sum},
+                                 {"share", static_cast<double>(sum) / static_cast<double>(all)},
+                                 {"mostly", cut(name, 60)}});
+  }
+  std::sort(rows.begin(), rows.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  Json out = Json::array();
+  for (auto& [ns, row] : rows) out.push_back(std::move(row));
+  return out;
+}
+
 constexpr std::string_view head = R"page(<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -267,7 +298,7 @@ std::string html_page(const scan::Study& study) {
                      {"remarks", remarks},
                      {"timeline", std::move(drawn)},
                      {"heat", heat_map(study)},
-                     {"critical", Json::array()},
+                     {"critical", critical_ranks(study)},
                      {"report", std::move(report)}};
   return std::string(head) + embedded(data) + std::string(tail);
 }

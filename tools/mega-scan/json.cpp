@@ -2,9 +2,14 @@
 
 #include "describe.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <map>
+#include <numeric>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 namespace scan_tool {
 
@@ -23,11 +28,40 @@ Json microseconds(scan::Nanoseconds ns) {
   return static_cast<double>(ns) / ns_per_us;
 }
 
+/// Indices into the ranks, by their numbers.
+std::vector<std::size_t> by_number(const scan::Trace& trace) {
+  std::vector<std::size_t> out(trace.ranks.size());
+  std::iota(out.begin(), out.end(), std::size_t{0});
+  std::stable_sort(out.begin(), out.end(), [&](std::size_t a, std::size_t b) {
+    return trace.ranks[a].rank < trace.ranks[b].rank;
+  });
+  return out;
+}
+
 Json by_rank(const scan::Trace& trace, const std::vector<scan::Nanoseconds>& values) {
   Json out = Json::object();
-  for (std::size_t i = 0; i < values.size(); ++i)
+  for (const std::size_t i : by_number(trace))
     out[std::to_string(trace.ranks[i].rank)] = microseconds(values[i]);
   return out;
+}
+
+Json delay_costs(const scan::Study& study) {
+  Json out = Json::object();
+  for (const std::size_t i : by_number(study.trace)) {
+    out[std::to_string(study.trace.ranks[i].rank)] = {
+        {"direct", number(study.delays.direct[i] / ns_per_us)},
+        {"indirect", number(study.delays.indirect[i] / ns_per_us)}};
+  }
+  return out;
+}
+
+Json critical_path(const scan::Study& study) {
+  Json ranks = Json::object(), names = Json::object();
+  for (const auto& [rank, ns] : study.critical_path.by_rank)
+    ranks[std::to_string(rank)] = microseconds(ns);
+  for (const auto& [name, ns] : study.critical_path.by_name)
+    names[std::string(name == scan::none ? "" : study.trace.names[name])] = microseconds(ns);
+  return {{"by_rank_us", std::move(ranks)}, {"by_operation_us", std::move(names)}};
 }
 
 Json optional_text(std::string_view text) {
@@ -154,6 +188,8 @@ Json json_of(const scan::Study& study) {
           {"alignment", json_of_alignment(study)},
           {"wait_caused_us", by_rank(t, study.waits.caused)},
           {"wait_suffered_us", by_rank(t, study.waits.suffered)},
+          {"delay_cost_us", delay_costs(study)},
+          {"critical_path", critical_path(study)},
           {"matched",
            {{"by_sequence", study.matches.by_sequence},
             {"by_signature", study.matches.by_signature},

@@ -10,10 +10,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace scan_tool {
@@ -33,26 +35,50 @@ void say(const std::string& line) {
   std::printf("%s\n", line.c_str());
 }
 
-/// Ranks that others waited for most, first.
+/// Ranks that the waiting goes back to, the most first.
 void print_waits(const scan::Study& study) {
   const scan::WaitReport& w = study.waits;
   scan::Nanoseconds all = std::accumulate(w.caused.begin(), w.caused.end(), scan::Nanoseconds{0});
   if (all == 0) return;
+  const auto blame = [&](std::size_t r) {
+    return study.delays.direct[r] + study.delays.indirect[r];
+  };
   std::vector<std::size_t> order(w.caused.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return w.caused[a] > w.caused[b]; });
+                   [&](std::size_t a, std::size_t b) { return blame(a) > blame(b); });
   constexpr std::size_t most = 8;
   say("\nWaiting in matched operations, by rank:");
-  say("  rank      caused    suffered");
+  say("  rank      caused    suffered   goes back to it");
   for (std::size_t i = 0; i < std::min(most, order.size()); ++i) {
     const std::size_t r = order[i];
-    std::printf("  %4d  %10s  %10s\n", study.trace.ranks[r].rank,
+    std::printf("  %4d  %10s  %10s  %16s\n", study.trace.ranks[r].rank,
                 duration(static_cast<double>(w.caused[r])).c_str(),
-                duration(static_cast<double>(w.suffered[r])).c_str());
+                duration(static_cast<double>(w.suffered[r])).c_str(), duration(blame(r)).c_str());
   }
   if (order.size() > most)
-    say(sentence("  and ", order.size() - most, " ranks that caused less; --json has them all"));
+    say(sentence("  and ", order.size() - most, " more ranks; --json has them all"));
+}
+
+/// On whom the end of the trace depends.
+void print_path(const scan::Study& study) {
+  scan::Nanoseconds all = 0;
+  std::vector<std::pair<scan::Nanoseconds, std::int32_t>> ranks;
+  for (const auto& [rank, ns] : study.critical_path.by_rank) {
+    all += ns;
+    ranks.emplace_back(-ns, rank);
+  }
+  if (all == 0 || ranks.size() < 2) return;
+  std::sort(ranks.begin(), ranks.end());
+  std::string text = sentence("\nThe critical path of ", duration(static_cast<double>(all)), ":");
+  constexpr std::size_t most = 5;
+  for (std::size_t i = 0; i < std::min(most, ranks.size()); ++i) {
+    text += sentence(i == 0 ? " " : ", ",
+                     percent(static_cast<double>(-ranks[i].first) / static_cast<double>(all)),
+                     " on rank ", ranks[i].second);
+  }
+  if (ranks.size() > most) text += sentence(" and the rest on ", ranks.size() - most, " others");
+  say(text + ".");
 }
 
 void print_totals(const scan::Study& study) {
@@ -84,6 +110,7 @@ void print_text(const scan::Study& study) {
   say(describe_alignment(study));
   if (std::string text = describe_what_if(study); !text.empty()) say(text);
   print_waits(study);
+  print_path(study);
   print_totals(study);
   std::vector<std::string> remarks = describe_defects(study.trace);
   for (const auto* more : {&study.trace.notes, &study.matches.notes, &study.alignment.notes,
@@ -128,7 +155,8 @@ void add_report(CLI::App& app) {
   command.footer(
       "verdicts   slow_gpu, slow_link, stage_imbalance, data_imbalance, host_delay, hang, "
       "ambiguous\n"
-      "caused     time that other ranks waited for this one; suffered: that it waited for others\n"
+      "caused     time that other ranks waited for this one; suffered: that it waited for others;\n"
+      "           goes back to it: waits that it began, also those that others passed on\n"
       "S, M_W, M_S  slowdown against the same step without stragglers; what of it the worst "
       "ranks,\n"
       "           and the last stage, account for\n"

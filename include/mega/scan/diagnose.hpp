@@ -143,6 +143,7 @@ class Diagnoser {
     find_slow_links();
     find_late_hosts();
     trace_paths();
+    judge_evidence();
     std::stable_sort(out_.verdicts.begin(), out_.verdicts.end(),
                      [](const Verdict& a, const Verdict& b) {
                        return std::pair(a.what == VerdictClass::hang, a.cost_per_step) >
@@ -152,6 +153,22 @@ class Diagnoser {
   }
 
  private:
+  /// What happened in one or two steps may be an accident of theirs.
+  void judge_evidence() {
+    if (steps_.size() >= few_steps) return;
+    bool doubtful = false;
+    for (Verdict& v : out_.verdicts) {
+      if (v.what == VerdictClass::hang) continue;
+      v.confidence = std::min(v.confidence, 0.5);
+      doubtful = true;
+    }
+    if (doubtful) {
+      out_.notes.push_back(sentence("the trace holds ", steps_.size(),
+                                    steps_.size() == 1 ? " step" : " steps",
+                                    ": too few to tell what lasts from what happened once"));
+    }
+  }
+
   /// Kernels of one name on one rank in one step, in order.
   struct Cell {
     std::uint32_t name = 0, rank = 0, step = 0;
@@ -334,7 +351,34 @@ class Diagnoser {
 
   // ---- kernels ----------------------------------------------------------------------------------
 
+  /// Spans that hold others of their lane, by event: their time is that of the others, and of the
+  /// waits among them.
+  [[nodiscard]] std::vector<char> containers() const {
+    struct Span {
+      TableIndex lane, event;
+      Nanoseconds begin, end;
+    };
+    std::vector<Span> spans;
+    for (std::size_t i = 0; i < t_.events.size(); ++i) {
+      const Event& e = t_.events[i];
+      if (is_compute(e.kind) || e.kind == EventKind::communication)
+        spans.push_back({e.lane, static_cast<TableIndex>(i), e.begin, e.end});
+    }
+    std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+      return std::tie(a.lane, a.begin, b.end, a.event) < std::tie(b.lane, b.begin, a.end, b.event);
+    });
+    std::vector<char> out(t_.events.size(), 0);
+    for (std::size_t i = 1; i < spans.size(); ++i) {
+      const Span& outer = spans[i - 1];
+      const Span& next = spans[i];
+      if (outer.lane == next.lane && next.begin < outer.end && next.end <= outer.end)
+        out[outer.event] = 1;
+    }
+    return out;
+  }
+
   void tabulate() {
+    const std::vector<char> contains = containers();
     struct Item {
       std::uint64_t key;  // name, rank, step
       Nanoseconds begin;
@@ -343,7 +387,7 @@ class Diagnoser {
     std::vector<Item> items;
     for (std::size_t i = 0; i < t_.events.size(); ++i) {
       const Event& e = t_.events[i];
-      if (!is_compute(e.kind) || e.duration() <= 0 || e.name == none) continue;
+      if (!is_compute(e.kind) || e.duration() <= 0 || e.name == none || contains[i] != 0) continue;
       const auto step = step_index_.find(e.step);
       if (step == step_index_.end()) continue;
       const std::uint64_t key = static_cast<std::uint64_t>(e.name) << 40U |
@@ -671,6 +715,7 @@ class Diagnoser {
 
   void find_data_imbalance() {
     const std::size_t steps = steps_.size();
+    if (steps < few_steps) return;  // that the load varies cannot be seen
     double variation = 0;
     std::vector<double> affected(n_ * steps, 0), all(n_ * steps, 0);
     for (const Kernel& k : kernels_) {
@@ -811,7 +856,14 @@ class Diagnoser {
     for (std::size_t k = 0; k < channels.size(); ++k) {
       if (judge(channels[k])) slow.push_back(k);
     }
+    const std::size_t before = out_.verdicts.size();
     blame_links(channels, std::move(slow));
+    // As many slow links as that are none: what should be equal is not.
+    const std::size_t found = out_.verdicts.size() - before;
+    if (found < 3 || found * 4 < n_) return;
+    out_.verdicts.resize(before);
+    out_.notes.push_back(sentence("equal transfers take unequal times in ", found,
+                                  " places, so that none of them is a standard for the others"));
   }
 
   [[nodiscard]] bool judge(Channel& c) const {
@@ -1014,6 +1066,7 @@ class Diagnoser {
   std::vector<std::int32_t> stage_, replica_;
   std::vector<std::int32_t> steps_;
   std::map<std::int32_t, std::size_t> step_index_;
+  static constexpr std::size_t few_steps = 3;
   std::vector<float> logs_;
   std::vector<Cell> cells_;
   std::vector<Kernel> kernels_;

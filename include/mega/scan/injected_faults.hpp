@@ -121,15 +121,21 @@ void call_in_order(S& stream, F work) requires requires {
 }
 { stream.run(std::move(work)); }
 
-/// Waits without taking the processor from others. What the machine sleeps too long is slept less
-/// the next time.
+/// Waits, every span its own share: sleeping as far as that is exact, the rest in a loop. What was
+/// too long is waited less the next time.
 class Sleeper {
  public:
   void owe(double ns) {
+    constexpr double least = 2'000, exact = 200'000;
     debt_ns_ += ns;
-    if (debt_ns_ < 100'000) return;
+    if (debt_ns_ < least) return;
     const Nanoseconds begin = steady_now();
-    std::this_thread::sleep_for(std::chrono::nanoseconds(static_cast<Nanoseconds>(debt_ns_)));
+    const auto end = begin + static_cast<Nanoseconds>(debt_ns_);
+    if (debt_ns_ > exact)
+      std::this_thread::sleep_for(
+          std::chrono::nanoseconds(static_cast<Nanoseconds>(debt_ns_ - exact)));
+    while (steady_now() < end) {
+    }
     debt_ns_ -= static_cast<double>(steady_now() - begin);
   }
 

@@ -489,13 +489,13 @@ class KinetoImporter {
     const std::string_view text = json_.token();
     if (text.empty()) return;
     std::uint64_t value = 0;
-    bool small = text.size() <= 10;
+    bool fits = text.size() <= 10;
     for (const char c : text) {
-      small = small && is_digit(c);
+      fits = fits && is_digit(c);
       value = value * 10 + static_cast<std::uint64_t>(c - '0');
     }
     r.correlation =
-        static_cast<std::uint32_t>(small && value < none ? value : quick_hash(text) % none);
+        static_cast<std::uint32_t>(fits && value < none ? value : quick_hash(text) % none);
   }
 
   void add(const Record& r) {

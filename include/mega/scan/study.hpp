@@ -1,6 +1,8 @@
 /// @file  Study: a trace and everything that is found in it, in one call.
 #pragma once
 #include <mega/scan/align.hpp>
+#include <mega/scan/critical_path.hpp>
+#include <mega/scan/delay_cost.hpp>
 #include <mega/scan/diagnose.hpp>
 #include <mega/scan/hang.hpp>
 #include <mega/scan/match.hpp>
@@ -34,8 +36,10 @@ struct Study {
   Matches matches;
   Alignment alignment;
   WaitReport waits;
+  DelayCosts delays;
   Diagnosis diagnosis;
   HangReport hang;
+  CriticalPath critical_path;     ///< empty where the clocks are not aligned
   std::optional<WhatIf> what_if;  ///< nothing where no steps are known
 
   explicit Study(Trace given)
@@ -43,10 +47,12 @@ struct Study {
         matches(match(trace)),
         alignment(align(trace, matches)),
         waits(find_waits(trace, matches, alignment)),
+        delays(find_delay_costs(trace, matches, alignment, waits)),
         diagnosis(diagnose(trace, matches, alignment)),
         hang(find_hang(trace)) {
     adopt_hang();
     const DependencyGraph graph = build_dependencies(trace, matches, alignment);
+    if (alignment.aligned()) critical_path = find_critical_path(trace, graph);
     if (!graph.steps.empty()) {
       WhatIf counterfactual = scan::what_if(trace, graph);
       if (counterfactual.ideal_ns > 0) what_if = std::move(counterfactual);
