@@ -1,6 +1,6 @@
 #include "arguments.hpp"
 
-#include <mega/ckpt/durable_file.hpp>
+#include <mega/ckpt/replaced_file.hpp>
 #include <mega/core/error.hpp>
 
 #include <array>
@@ -15,6 +15,7 @@
 #include <span>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace plan {
 
@@ -190,14 +191,7 @@ mega::dpp::ActionTimes TimeArguments::parsed() const {
 
 void OutputFiles::add(const std::string& name, std::string text) {
   if (name.empty()) return;
-  // A link keeps pointing where it does; what is no file is not made one.
-  std::error_code unknown;
-  const auto status = std::filesystem::status(name, unknown);
-  const bool is_there = std::filesystem::exists(status);
-  expects(!is_there || std::filesystem::is_regular_file(status), ErrorCode::usage, [&] {
-    return sentence(name, " is there and is not a regular file; give another name for the output");
-  });
-  const std::string path = is_there ? std::filesystem::canonical(name).string() : name;
+  const std::string path = mega::ckpt::ReplacedFile::destination(name);
   for (const File& file : files_) {
     expects(file.path != path, ErrorCode::usage,
             [&] { return sentence("two outputs are to be written to ", path); });
@@ -206,21 +200,13 @@ void OutputFiles::add(const std::string& name, std::string text) {
 }
 
 void OutputFiles::write() const {
-  std::vector<std::string> unfinished;
-  try {
-    for (const File& file : files_) {
-      const std::string path = file.path + "." + mega::ckpt::detail::random_suffix() + ".tmp";
-      mega::ckpt::DurableFile whole(path);
-      whole.write(std::as_bytes(std::span(file.text)));
-      whole.finish();
-      unfinished.push_back(path);
-    }
-    for (std::size_t i = 0; i < files_.size(); ++i)
-      mega::ckpt::rename_durably(unfinished[i], files_[i].path);
-  } catch (...) {
-    for (const std::string& path : unfinished) mega::ckpt::remove_file(path);
-    throw;
+  std::vector<std::unique_ptr<mega::ckpt::ReplacedFile>> whole;
+  for (const File& file : files_) {
+    whole.push_back(std::make_unique<mega::ckpt::ReplacedFile>(file.path));
+    whole.back()->write(file.text);
+    whole.back()->close();
   }
+  for (const auto& file : whole) file->finish();
 }
 
 std::string counted(int count, std::string_view noun) {

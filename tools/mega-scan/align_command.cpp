@@ -4,7 +4,8 @@
 #include "inputs.hpp"
 #include "json.hpp"
 #include "text.hpp"
-#include <mega/scan/study.hpp>
+#include <mega/scan/align.hpp>
+#include <mega/scan/match.hpp>
 
 #include <cstddef>
 #include <cstdio>
@@ -22,26 +23,26 @@ struct AlignArguments {
 };
 
 void run(const AlignArguments& arguments) {
-  const scan::Study study(arguments.inputs.read());
-  const scan::Trace& t = study.trace;
+  const scan::Trace t = arguments.inputs.read();
+  const scan::Alignment alignment = scan::align(t, scan::match(t));
   if (arguments.json) {
-    Json out = json_of_alignment(study);
-    out["aligned"] = t.ranks.size() > 1 && study.alignment.aligned();
-    out["refusal"] = study.alignment.aligned() ? Json(nullptr) : Json(study.alignment.refusal);
+    Json out = json_of(t, alignment);
+    out["aligned"] = t.ranks.size() > 1 && alignment.aligned();
+    out["refusal"] = alignment.aligned() ? Json(nullptr) : Json(alignment.refusal);
     std::printf("%s\n", text_of(out).c_str());
     return;
   }
-  std::printf("%s\n", describe_alignment(study).c_str());
-  if (t.ranks.size() > 1 && study.alignment.aligned()) {
+  std::printf("%s\n", describe_alignment(t, alignment).c_str());
+  if (t.ranks.size() > 1 && alignment.aligned()) {
     std::puts("\nrank            offset   drift ppm   file");
     for (std::size_t i = 0; i < t.ranks.size(); ++i) {
-      const scan::ClockModel& c = study.alignment.clocks[i];
+      const scan::ClockModel& c = alignment.clocks[i];
       std::printf("%4d  %16s  %10s   %s\n", t.ranks[i].rank,
                   duration(static_cast<double>(c.offset)).c_str(), fixed(c.drift * 1e6, 3).c_str(),
                   t.ranks[i].source.c_str());
     }
   }
-  for (const std::string& note : study.alignment.notes) std::printf("%s\n", note.c_str());
+  for (const std::string& note : alignment.notes) std::printf("%s\n", note.c_str());
 }
 
 }  // namespace

@@ -65,6 +65,12 @@ std::string path_of(const scan::Verdict& v) {
   return out;
 }
 
+bool share_a_clock(const scan::Trace& trace) {
+  const std::string& first = trace.ranks.front().clock;
+  return !first.empty() && std::all_of(trace.ranks.begin(), trace.ranks.end(),
+                                       [&](const scan::Rank& r) { return r.clock == first; });
+}
+
 std::string full_stop(std::string text) {
   if (!text.empty() && text.back() != '.') text += '.';
   return text;
@@ -85,9 +91,9 @@ std::string describe_extent(const scan::Study& study) {
   return out;
 }
 
-std::string describe_alignment(const scan::Study& study) {
-  if (study.trace.ranks.size() <= 1) return "One rank has one clock: there is nothing to align.";
-  const scan::Alignment& a = study.alignment;
+std::string describe_alignment(const scan::Trace& trace, const scan::Alignment& a) {
+  if (trace.ranks.size() <= 1) return "One rank has one clock: there is nothing to align.";
+  if (share_a_clock(trace)) return "The ranks read one clock, says the recorder.";
   if (!a.aligned()) return sentence("The clocks were not aligned: ", full_stop(a.refusal));
   return sentence("The clocks are aligned: ends of matched operations deviate by ",
                   fixed(a.residual_mad_us, 1), " us in the median, no offset is off by more than ",
@@ -118,9 +124,7 @@ std::string describe_health(const scan::Study& study) {
   return "No rank, link, stage or host stands out.";
 }
 
-std::string describe_what_if(const scan::Study& study) {
-  if (!study.what_if) return {};
-  const scan::WhatIf& w = *study.what_if;
+std::string describe_what_if(const scan::WhatIf& w) {
   std::string out =
       sentence("Without stragglers a step would take ", duration(w.ideal_ns), " instead of ",
                duration(w.no_delay_ns), ": S = ", fixed(w.slowdown, 4));

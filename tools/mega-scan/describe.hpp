@@ -16,13 +16,14 @@ struct Statement {
 /// "8 ranks, 26,912 events over 38.2 ms".
 [[nodiscard]] std::string describe_extent(const mega::scan::Study& study);
 /// Whether the clocks agree now, and how well.
-[[nodiscard]] std::string describe_alignment(const mega::scan::Study& study);
+[[nodiscard]] std::string describe_alignment(const mega::scan::Trace& trace,
+                                             const mega::scan::Alignment& alignment);
 /// Dearest first; empty if nothing is wrong.
 [[nodiscard]] std::vector<Statement> describe_verdicts(const mega::scan::Study& study);
 /// What a trace without a verdict says: healthy, or nothing to compare.
 [[nodiscard]] std::string describe_health(const mega::scan::Study& study);
-/// The step without stragglers; empty where no steps are known.
-[[nodiscard]] std::string describe_what_if(const mega::scan::Study& study);
+/// The step without stragglers.
+[[nodiscard]] std::string describe_what_if(const mega::scan::WhatIf& w);
 /// Defects of the input that were passed over, as sentences.
 [[nodiscard]] std::vector<std::string> describe_defects(const mega::scan::Trace& trace);
 

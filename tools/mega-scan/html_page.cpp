@@ -281,8 +281,9 @@ std::string html_page(const scan::Study& study) {
   Json statements = Json::array();
   for (const Statement& s : describe_verdicts(study))
     statements.push_back({{"headline", s.headline}, {"details", s.details}});
-  std::vector<std::string> facts{describe_extent(study) + ".", describe_alignment(study)};
-  if (std::string text = describe_what_if(study); !text.empty()) facts.push_back(std::move(text));
+  std::vector<std::string> facts{describe_extent(study) + ".",
+                                 describe_alignment(study.trace, study.alignment)};
+  if (study.what_if) facts.push_back(describe_what_if(*study.what_if));
   std::string remark;
   Json drawn = timeline(study, remark);
   Json report = json_of(study);

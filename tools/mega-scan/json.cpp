@@ -153,8 +153,7 @@ Json json_of(const scan::WhatIf& w) {
           {"by_rank", scores(w.by_rank)}};
 }
 
-Json json_of_alignment(const scan::Study& study) {
-  const scan::Alignment& a = study.alignment;
+Json json_of(const scan::Trace& trace, const scan::Alignment& a) {
   Json out = {{"residual_mad_us", number(a.residual_mad_us)},
               {"residual_p99_us", number(a.residual_p99_us)},
               {"bound_us", number(a.bound_us)},
@@ -164,8 +163,8 @@ Json json_of_alignment(const scan::Study& study) {
               {"notes", a.notes}};
   Json& clocks = out["clocks"] = Json::object();
   for (std::size_t i = 0; i < a.clocks.size(); ++i) {
-    clocks[std::to_string(study.trace.ranks[i].rank)] = {
-        {"offset_ns", a.clocks[i].offset}, {"drift_ppm", number(a.clocks[i].drift * 1e6)}};
+    clocks[std::to_string(trace.ranks[i].rank)] = {{"offset_ns", a.clocks[i].offset},
+                                                   {"drift_ppm", number(a.clocks[i].drift * 1e6)}};
   }
   return out;
 }
@@ -185,7 +184,7 @@ Json json_of(const scan::Study& study) {
           {"healthy", study.diagnosis.healthy()},
           {"verdicts", verdicts(study)},
           {"what_if", study.what_if ? json_of(*study.what_if) : Json(nullptr)},
-          {"alignment", json_of_alignment(study)},
+          {"alignment", json_of(t, study.alignment)},
           {"wait_caused_us", by_rank(t, study.waits.caused)},
           {"wait_suffered_us", by_rank(t, study.waits.suffered)},
           {"delay_cost_us", delay_costs(study)},

@@ -9,7 +9,7 @@ namespace scan_tool {
 using Json = nlohmann::ordered_json;
 
 [[nodiscard]] Json json_of(const mega::scan::Study& study);
-[[nodiscard]] Json json_of_alignment(const mega::scan::Study& study);
+[[nodiscard]] Json json_of(const mega::scan::Trace& trace, const mega::scan::Alignment& a);
 [[nodiscard]] Json json_of(const mega::scan::WhatIf& w);
 
 /// Names come from foreign files and may be no UTF-8: what is not becomes the replacement

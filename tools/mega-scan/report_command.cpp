@@ -107,8 +107,8 @@ void print_text(const scan::Study& study) {
   if (verdicts.empty()) say(describe_health(study));
   say("");
   say(describe_extent(study) + ".");
-  say(describe_alignment(study));
-  if (std::string text = describe_what_if(study); !text.empty()) say(text);
+  say(describe_alignment(study.trace, study.alignment));
+  if (study.what_if) say(describe_what_if(*study.what_if));
   print_waits(study);
   print_path(study);
   print_totals(study);

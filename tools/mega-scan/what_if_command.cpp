@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -47,15 +48,18 @@ void print_scores(const char* title, const std::map<Key, double>& scores) {
 }
 
 void run(const WhatIfArguments& arguments) {
-  const scan::Study study(arguments.inputs.read());
-  mega::expects(study.what_if.has_value(), mega::ErrorCode::bad_input,
+  const scan::Trace trace = arguments.inputs.read();
+  const scan::Matches matches = scan::match(trace);
+  const auto found = scan::what_if_of(
+      trace, scan::build_dependencies(trace, matches, scan::align(trace, matches)));
+  mega::expects(found.has_value(), mega::ErrorCode::bad_input,
                 "the files hold no training steps with device work, so there is nothing to replay");
-  const scan::WhatIf& w = *study.what_if;
+  const scan::WhatIf& w = *found;
   if (arguments.json) {
     std::printf("%s\n", text_of(json_of(w)).c_str());
     return;
   }
-  std::printf("%s\n", describe_what_if(study).c_str());
+  std::printf("%s\n", describe_what_if(w).c_str());
   print_scores("Slowdown by each data-parallel rank alone:", w.by_data);
   print_scores("By each pipeline stage alone:", w.by_stage);
   print_scores("By each kind of operation alone:", w.by_name);

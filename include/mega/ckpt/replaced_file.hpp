@@ -30,7 +30,19 @@ class ReplacedFile {
     if (closed_) remove_file(beside_);
   }
 
-  /// Where the bytes will be: `name` with its links followed.
+  /// Where a file of that name will be: with its links followed.
+  /// @throws Error(usage) if the name belongs to something that is no regular file
+  [[nodiscard]] static std::string destination(const std::string& name) {
+    std::error_code unknown;
+    const auto status = std::filesystem::status(name, unknown);
+    const bool is_there = std::filesystem::exists(status);
+    expects(!is_there || std::filesystem::is_regular_file(status), ErrorCode::usage, [&] {
+      return sentence(name,
+                      " is there and is not a regular file; give another name for the output");
+    });
+    return is_there ? std::filesystem::canonical(name).string() : name;
+  }
+
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
   void write(std::string_view text) { file_.write(std::as_bytes(std::span(text))); }
@@ -48,17 +60,6 @@ class ReplacedFile {
   }
 
  private:
-  static std::string destination(const std::string& name) {
-    std::error_code unknown;
-    const auto status = std::filesystem::status(name, unknown);
-    const bool is_there = std::filesystem::exists(status);
-    expects(!is_there || std::filesystem::is_regular_file(status), ErrorCode::usage, [&] {
-      return sentence(name,
-                      " is there and is not a regular file; give another name for the output");
-    });
-    return is_there ? std::filesystem::canonical(name).string() : name;
-  }
-
   std::string path_, beside_;
   DurableFile file_;
   bool closed_ = false;

@@ -10,6 +10,7 @@
 /// has shown one that is not, its end must also look right behind the comma.
 #pragma once
 #include <mega/scan/decimal.hpp>
+#include <mega/scan/detail/text.hpp>
 #include <mega/scan/input.hpp>
 #include <mega/scan/trace.hpp>
 
@@ -104,22 +105,6 @@ inline constexpr auto ends_scalar = [] {
   return table;
 }();
 
-/// Length of the UTF-8 sequence at `at`; 0: it is none.
-[[nodiscard]] inline int utf8_length(const char* at, const char* end) noexcept {
-  const auto byte = [&](int i) { return static_cast<unsigned char>(at[i]); };
-  const unsigned char lead = byte(0);
-  if (lead < 0x80) return 1;
-  const int length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-  if (lead < 0xC2 || lead > 0xF4 || end - at < length) return 0;
-  for (int i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0U) != 0x80) return 0;
-  }
-  const unsigned char second = byte(1);  // overlong forms, surrogates, beyond U+10FFFF
-  if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F)) return 0;
-  if ((lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) return 0;
-  return length;
-}
-
 [[nodiscard]] inline int hex_value(char c) noexcept {
   if (is_digit(c)) return c - '0';
   const char lower = static_cast<char>(c | 0x20);
@@ -167,12 +152,12 @@ inline std::string_view unescape(const JsonText& text, std::string& scratch) {
   const char* const end = at + text.raw.size();
   while (at != end) {
     if (*at != '\\') {
-      const int length = detail::utf8_length(at, end);
+      const std::size_t length = detail::utf8_length({at, end});
       if (length == 0) {
         detail::append_utf8(scratch, replacement);
         ++at;
       } else {
-        scratch.append(at, static_cast<std::size_t>(length));
+        scratch.append(at, length);
         at += length;
       }
       continue;
@@ -493,7 +478,7 @@ class JsonScanner {
         ++defects_.control_characters;
         ++at;
       } else {
-        const int length = detail::utf8_length(at, end_);
+        const std::size_t length = detail::utf8_length({at, end_});
         if (length == 0) ++defects_.bad_utf8;
         at += length == 0 ? 1 : length;
       }

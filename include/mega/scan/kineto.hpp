@@ -9,6 +9,7 @@
 #include <mega/core/error.hpp>
 #include <mega/scan/communication_name.hpp>
 #include <mega/scan/decimal.hpp>
+#include <mega/scan/detail/rank_name.hpp>
 #include <mega/scan/input.hpp>
 #include <mega/scan/json_scanner.hpp>
 #include <mega/scan/trace.hpp>
@@ -118,25 +119,6 @@ enum class KinetoCategory : std::uint8_t {
 [[nodiscard]] constexpr bool on_device(KinetoCategory c) noexcept {
   using enum KinetoCategory;
   return c == kernel || c == copy || c == device_annotation || c == device_wait;
-}
-
-/// The global rank that a Kineto file is named after: "rank-34.Jul_15.pt.trace.json.gz" 34,
-/// "worker3_step_12" 3, "sampled_rank_1.json" 1; -1: none.
-[[nodiscard]] inline std::int32_t rank_in_name(std::string_view name) noexcept {
-  name = name.substr(name.find_last_of("/:") + 1);
-  for (const std::string_view word : {"rank", "Rank", "worker"}) {
-    for (std::size_t at = name.rfind(word); at != std::string_view::npos;
-         at = at == 0 ? std::string_view::npos : name.rfind(word, at - 1)) {
-      std::size_t digits = at + word.size();
-      if (digits < name.size() && (name[digits] == '-' || name[digits] == '_')) ++digits;
-      std::int32_t value = 0;
-      const std::size_t from = digits;
-      for (; digits < name.size() && is_digit(name[digits]) && value < 100000000; ++digits)
-        value = value * 10 + (name[digits] - '0');
-      if (digits > from) return value;
-    }
-  }
-  return -1;
 }
 
 /// A list of words that grows in place, where the system can move pages: a vector would hold both

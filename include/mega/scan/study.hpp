@@ -30,6 +30,14 @@ struct NameTotal {
   Nanoseconds total = 0;
 };
 
+/// Nothing where no steps with device work are known.
+[[nodiscard]] inline std::optional<WhatIf> what_if_of(const Trace& trace,
+                                                      const DependencyGraph& graph) {
+  if (graph.steps.empty()) return std::nullopt;
+  WhatIf out = what_if(trace, graph);
+  return out.ideal_ns > 0 ? std::optional(std::move(out)) : std::nullopt;
+}
+
 /// What a trace says, each part made from those before it.
 struct Study {
   Trace trace;
@@ -53,10 +61,7 @@ struct Study {
     adopt_hang();
     const DependencyGraph graph = build_dependencies(trace, matches, alignment);
     if (alignment.aligned()) critical_path = find_critical_path(trace, graph);
-    if (!graph.steps.empty()) {
-      WhatIf counterfactual = scan::what_if(trace, graph);
-      if (counterfactual.ideal_ns > 0) what_if = std::move(counterfactual);
-    }
+    what_if = what_if_of(trace, graph);
   }
 
   /// Earliest begin and latest end of all events, aligned; {0, 0} of an empty trace.

@@ -3,6 +3,7 @@
 #pragma once
 #include <mega/comm/concepts.hpp>
 #include <mega/core/hooks.hpp>
+#include <mega/core/storage.hpp>
 #include <mega/core/view.hpp>
 
 #include <concepts>
@@ -37,6 +38,7 @@ template <class T>
   if constexpr (std::same_as<T, float>) return "float32";
   if constexpr (std::same_as<T, double>) return "float64";
   if constexpr (std::same_as<T, Bfloat16>) return "bfloat16";
+  if constexpr (std::same_as<T, Float16>) return "float16";
   if constexpr (std::same_as<T, std::int32_t>) return "int32";
   if constexpr (std::same_as<T, std::int64_t>) return "int64";
   if constexpr (std::same_as<T, std::byte>) return "byte";

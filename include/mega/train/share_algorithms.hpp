@@ -32,9 +32,8 @@ concept algorithm_table = requires(T& table, const T& known, std::string_view te
 /// is everyone's, and after the first step, in which each rank chose by its own timing. That step's
 /// bits may differ between ranks; all later ones follow one table, which rank 0 keeps for the next
 /// run. A choice by cuBLASLt's heuristic needs no sharing.
-/// @cost    two small broadcasts a rank, and the bytes of each problem once; where tables were
-/// equal
-///          streams keep their plans
+/// @cost    two small broadcasts a rank, and the bytes of each problem once; streams keep their
+///          plans where tables were equal
 /// @throws  what read() throws, on every rank whose library cannot use a choice of another rank
 template <device_policy Device, class Comm, algorithm_table Table>
 void share_algorithms(Agreement<Device, Comm>& agreement, Table& table) {
