@@ -6,6 +6,7 @@
 // COMMAND is run by the shell; every "took N ms" that it prints is one of its steps, the first is
 // left out. Prints one JSON object. FLOPs: 6 for each weight of a matrix product and token, the
 // head included, attention's own products left out.
+#include "random_tokens.hpp"
 #include <mega/comm/self.hpp>
 #include <mega/dpp/layers.hpp>
 #include <mega/host/host.hpp>
@@ -28,7 +29,6 @@
 namespace {
 
 using mega::Index;
-using mega::Matrix;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) {
@@ -40,22 +40,6 @@ double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
-
-struct RandomTokens {
-  Index b, t;
-  std::vector<std::int32_t> tokens;
-
-  RandomTokens(Index batch, Index sequence, Index vocab) : b(batch), t(sequence) {
-    for (Index i = 0; i <= b * t; ++i)
-      tokens.push_back(static_cast<std::int32_t>(mega::RandomKey{3}.bits(i) %
-                                                 static_cast<std::uint32_t>(vocab)));
-  }
-  [[nodiscard]] int microbatches() const { return 1; }
-  [[nodiscard]] Matrix<const std::int32_t> input(int) const { return {tokens.data(), b, t}; }
-  [[nodiscard]] Matrix<const std::int32_t> target(int) const { return {tokens.data() + 1, b, t}; }
-  [[nodiscard]] Index first_sample(int) const { return 0; }
-  [[nodiscard]] std::int64_t valid_targets() const { return b * t; }
-};
 
 struct Plan : mega::DefaultPlan {
   using stage = mega::nn::Transformer<mega::nn::Gpt3, mega::comm::SelfComm,
@@ -135,7 +119,7 @@ int main(int argc, char** argv) {
                        mega::dpp::split_layers(config.layers, at.stages).of_stage(at.stage),
                        groups.tensor);
   });
-  const RandomTokens tokens(batch, sequence, config.vocab);
+  const benchmarks::RandomTokens tokens(batch, sequence, config.vocab);
   std::vector<double> times;
   for (int step = 0; step < steps + 2; ++step) {
     const auto begin = Clock::now();

@@ -6,6 +6,7 @@
 //
 // The defaults are those of mega-gpt3. Prints one JSON object; ends with 1 if the records' cost is
 // above 0.5 % of the step.
+#include "random_tokens.hpp"
 #include <mega/comm/self.hpp>
 #include <mega/dpp/layers.hpp>
 #include <mega/host/host.hpp>
@@ -28,24 +29,7 @@
 namespace {
 
 using mega::Index;
-using mega::Matrix;
 using mega::scan::HostRecorder;
-
-struct RandomTokens {
-  Index b, t;
-  std::vector<std::int32_t> tokens;
-
-  RandomTokens(Index batch, Index sequence, Index vocab) : b(batch), t(sequence) {
-    for (Index i = 0; i <= b * t; ++i)
-      tokens.push_back(static_cast<std::int32_t>(mega::RandomKey{3}.bits(i) %
-                                                 static_cast<std::uint32_t>(vocab)));
-  }
-  [[nodiscard]] int microbatches() const { return 8; }
-  [[nodiscard]] Matrix<const std::int32_t> input(int) const { return {tokens.data(), b, t}; }
-  [[nodiscard]] Matrix<const std::int32_t> target(int) const { return {tokens.data() + 1, b, t}; }
-  [[nodiscard]] Index first_sample(int) const { return 0; }
-  [[nodiscard]] std::int64_t valid_targets() const { return 8 * b * t; }
-};
 
 struct Plan : mega::DefaultPlan {
   using stage = mega::nn::Transformer<mega::nn::Gpt3, mega::comm::SelfComm,
@@ -116,7 +100,7 @@ int main(int argc, char** argv) {
                            groups.tensor);
       },
       {}, {recorder, {}, {}});
-  const RandomTokens tokens(batch, sequence, config.vocab);
+  const benchmarks::RandomTokens tokens(batch, sequence, config.vocab, 8);
   std::vector<double> on, off;
   int recorded_steps = 0;
   for (int step = 0; step < steps + 4; ++step) {
