@@ -7,12 +7,12 @@
 // FLOPs: 6 for each weight of a matrix product and token, the head included, and causal attention
 // at half the square; MFU is over 989.4 TFLOP/s, the dense bf16 peak of an H100 or H200.
 #include "gpu/chosen_attention.hpp"
+#include "gpu/kept_files.hpp"
 #include "gpu/kernel_table.hpp"
 #include "gpu/kernel_trace.hpp"
 #include "gpu/measure.hpp"
 #include "gpu/workload.hpp"
 #include <mega/core/error.hpp>
-#include <mega/nn/cublas_lt.hpp>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -22,8 +22,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -133,19 +131,6 @@ void settle(CLI::App& app, CommandLine& line) {
                 });
   mega::expects(o.traced_steps == 0 || can_trace, mega::ErrorCode::usage,
                 "--kernels needs a build with MEGA_GPU_STEP_CUPTI");
-}
-
-/// Whole text of a file; empty where there is none.
-[[nodiscard]] std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  out.close();
-  mega::expects(!out.fail(), mega::ErrorCode::not_durable,
-                [&] { return sentence("cannot write ", std::string_view(path)); });
 }
 
 [[nodiscard]] double median(std::vector<double> values) {
@@ -319,9 +304,7 @@ void print_kernels(const Options& o, const KernelTable& t, const Floors& floors)
 
 void run(const CommandLine& line) {
   const Options& o = line.options;
-  auto& algorithms = mega::nn::MatmulAlgorithms::of_process();
-  if (line.tune) algorithms.choose_by(mega::nn::AlgorithmChoice::timed);
-  if (!line.tuned_path.empty()) algorithms.read(read_file(line.tuned_path));
+  read_algorithms(line.tune, line.tuned_path);
 
   const Measurement m = o.model.family == Family::gpt3 ? measure_gpt3(o) : measure_llama3(o);
   const Floors floors = floors_of(o, m.owned_parameters, line.rates);
@@ -332,7 +315,7 @@ void run(const CommandLine& line) {
     std::fprintf(stderr, "bench_gpu_step: no list of kernels: %s\n", m.trace_error.c_str());
   if (!m.activities.empty())
     print_kernels(o, tabulate(m.activities, m.compute_stream, o.traced_steps), floors);
-  if (!line.tuned_path.empty() && !o.plan_only) write_file(line.tuned_path, algorithms.text());
+  if (!o.plan_only) write_algorithms(line.tuned_path);
   if (!line.json_path.empty()) write_file(line.json_path, to_json(o, m, f, floors).dump(2) + "\n");
 }
 

@@ -1,11 +1,13 @@
 // What choosing actions at run time is worth: static orders, bounded look-ahead over them, and the
 // greedy rules without and with a cap, on the simulated cluster's flaws.
 //
-//   bench_look_ahead [--runs 30] [--ranks 4] [--microbatches 16] [--chunks 2] [--large]
+//   bench_look_ahead [--runs 30] [--ranks 4] [--microbatches 16] [--chunks 2] [--sets N] [--large]
 //
 // Prints a Markdown table: mean step time over the runs in units of a chunk's forward (a backward
-// takes 2), highest peak of live activations of any rank, share of runs that deadlocked. --large
-// also times the simulator itself: 1F1B of 1,024 ranks and 2,048 micro-batches.
+// takes 2), highest peak of live activations of any rank, share of runs that deadlocked. --sets
+// repeats look-ahead over g = 2p for N sets of runs with seeds of their own: how far a mean of so
+// many runs can be trusted. --large also times the simulator itself: 1F1B of 1,024 ranks and 2,048
+// micro-batches.
 #include <mega/dpp/cluster_simulator.hpp>
 #include <mega/dpp/zero_bubble.hpp>
 
@@ -17,6 +19,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -42,10 +45,10 @@ struct Result {
   int deadlocks = 0;
 };
 
-Result measure(const Contender& who, Cluster cluster, int runs) {
+Result measure(const Contender& who, Cluster cluster, int runs, int first_seed = 1) {
   Result result;
   double squares = 0;
-  for (int run = 1; run <= runs; ++run) {
+  for (int run = first_seed; run < first_seed + runs; ++run) {
     cluster.jitter.seed = static_cast<std::uint64_t>(run);
     const ClusterRun done = simulate(who.order, cluster, who.dispatch);
     const double time = done.timing.makespan;
@@ -115,6 +118,36 @@ void print_table(int p, int m, int v, int runs) {
   }
 }
 
+void print_sets(int p, int m, int v, int runs, int sets) {
+  const Contender dfc{"", make_schedule(ScheduleTraversal<DFC>{}, p, m, v)};
+  const auto wide = make_schedule(Interleaved{{std::max(p, std::min(2 * p, m))}}, p, m, v);
+  std::printf(
+      "\n%d sets of %d runs, g=2p: share of DFC's time over all, deviation of a set, sets "
+      "within the bar\n\n| look-ahead | exp(0.6), bar 0.95 | exp(1.2), bar 0.86 |\n"
+      "|---|---|---|",
+      sets, runs);
+  for (const int limit : {1, 2, 4}) {
+    const Contender who{"", wide, {look_ahead, limit}};
+    std::printf("\n| %d |", limit);
+    for (const auto& [delay, bar] : {std::pair(0.6, 0.95), std::pair(1.2, 0.86)}) {
+      const Cluster cluster{.jitter = {.link_delay = delay}};
+      double sum = 0, squares = 0;
+      int within = 0;
+      for (int set = 0; set < sets; ++set) {
+        const double share = measure(who, cluster, runs, 1 + set * runs).mean /
+                             measure(dfc, cluster, runs, 1 + set * runs).mean;
+        sum += share;
+        squares += share * share;
+        within += share <= bar ? 1 : 0;
+      }
+      const double mean = sum / sets;
+      std::printf(" %.4f +- %.4f, %d |", mean,
+                  std::sqrt(std::max(0.0, squares / sets - mean * mean)), within);
+    }
+  }
+  std::printf("\n");
+}
+
 void print_large() {
   const auto order = make_schedule(OneForwardOneBackward{}, 1024, 2048, 1);
   Cluster cluster;
@@ -136,6 +169,7 @@ void print_large() {
 
 int main(int argc, char** argv) {
   int runs = 30, ranks = 4, microbatches = 16, chunks = 2;
+  int sets = 0;
   bool large = false;
   CLI::App app("Compares static orders, bounded look-ahead and greedy rules on a flawed cluster");
   app.add_option("--runs", runs, "seeds")->check(CLI::PositiveNumber)->capture_default_str();
@@ -148,6 +182,9 @@ int main(int argc, char** argv) {
   app.add_option("--chunks", chunks, "chunks a rank")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
+  app.add_option("--sets", sets, "sets of runs that look-ahead is repeated for")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_flag("--large", large, "also time the simulator on 1,024 ranks");
   try {
     app.parse(argc, argv);
@@ -155,5 +192,6 @@ int main(int argc, char** argv) {
     return app.exit(e) == 0 ? 0 : 2;
   }
   print_table(ranks, microbatches, chunks, runs);
+  if (sets > 0) print_sets(ranks, microbatches, chunks, runs, sets);
   if (large) print_large();
 }

@@ -15,6 +15,7 @@ namespace trainer {
 ///   make_device(rank)               of a rank of the world
 ///   used_bytes(rank)                memory that the rank has taken so far, for its report
 ///   planned_bytes(rank)             memory that it was to take; 0 where no plan limits it
+///   memory_share(rank)              part of the device's memory in use, by whomever
 /// Models: HostBackend, GpuBackend.
 template <class B>
 concept backend = mega::device_policy<typename B::device> &&
@@ -24,6 +25,7 @@ concept backend = mega::device_policy<typename B::device> &&
   { b.make_device(rank) } -> std::same_as<typename B::device>;
   { b.used_bytes(rank) } -> std::same_as<std::size_t>;
   { b.planned_bytes(rank) } -> std::same_as<std::size_t>;
+  { b.memory_share(rank) } -> std::same_as<double>;
 };
 
 }  // namespace trainer

@@ -29,6 +29,8 @@ enum class Schedule : std::uint8_t {
   v_half,
   v_min,
   dual_pipe_v,
+  adaptive,   ///< group sizes from step to step
+  automatic,  ///< searched from the stages' times
 };
 enum class LogLevel : std::uint8_t { quiet, info, debug };
 enum class Precision : std::uint8_t { bf16, fp16, fp32 };
@@ -48,6 +50,14 @@ inline constexpr Names<Schedule, 11> schedule_names{{{"gpipe", Schedule::gpipe},
                                                      {"v-half", Schedule::v_half},
                                                      {"v-min", Schedule::v_min},
                                                      {"dualpipev", Schedule::dual_pipe_v}}};
+/// Those, and the two that are decided by measurements.
+inline constexpr auto all_schedule_names = [] {
+  Names<Schedule, schedule_names.size() + 2> all{};
+  for (std::size_t i = 0; i < schedule_names.size(); ++i) all[i] = schedule_names[i];
+  all[schedule_names.size()] = {"adaptive", Schedule::adaptive};
+  all[schedule_names.size() + 1] = {"auto", Schedule::automatic};
+  return all;
+}();
 inline constexpr Names<mega::optim::Decay, 5> decay_names{
     {{"constant", mega::optim::Decay::constant},
      {"linear", mega::optim::Decay::linear},
@@ -90,7 +100,11 @@ struct Config {
   bool sequence_parallel = false;
   bool shard_optimizer = false;
   Schedule schedule = Schedule::dfc;
-  int group_size = 0;  ///< 0: the schedule's own
+  int group_size = 0;       ///< 0: the schedule's own
+  int look_ahead = 0;       ///< 0: the static order
+  std::string stage_times;  ///< empty: measured
+  int memory_cap = 0;       ///< 0: the schedule's own
+  std::string replay_path;  ///< empty: decisions are made
   // Model
   std::string import_dir;
   int layers = 4;
@@ -181,10 +195,21 @@ void describe(C& c, Visitor& visit) {
         "tensor ranks divide the residual stream's rows");
   visit("use-distributed-optimizer,zero1", c.shard_optimizer,
         "data ranks divide the optimizer's state");
-  visit.choice("schedule", c.schedule, schedule_names,
-               "order of a rank's micro-batches and chunks");
+  visit.choice("schedule", c.schedule, all_schedule_names,
+               "order of a rank's micro-batches and chunks; adaptive: group sizes between dfc and "
+               "bfc by what steps measure; auto: searched from the stages' times");
   visit("microbatch-group-size-per-virtual-pipeline-stage,group-size", c.group_size,
         "micro-batches a chunk runs before the next chunk, for --schedule interleaved");
+  visit("look-ahead", c.look_ahead,
+        "forwards that may overtake while the next input is late; 0: none");
+  visit("stage-times", c.stage_times,
+        "for --schedule auto: forward, input gradient, weight gradient and, if wanted, transfer of "
+        "a chunk, as 2,2,1,0.1; with ; between them one for each stage; empty: measured");
+  visit("memory-cap", c.memory_cap,
+        "activations of a chunk that a rank may hold; 0: adaptive any, auto no more than split "
+        "1f1b or dfc");
+  visit("replay-decisions", c.replay_path,
+        "file that --log-json wrote, whose decisions of --schedule adaptive or auto are repeated");
 
   visit.section("Model");
   visit("import-hf", c.import_dir,

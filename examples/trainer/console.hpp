@@ -30,6 +30,7 @@ struct StepReport {
   std::int64_t tokens = 0;        ///< of the step, over all ranks
   std::size_t memory_bytes = 0;   ///< that the run has taken, as its backend counts them
   std::size_t planned_bytes = 0;  ///< that it was to take; 0: nothing was planned
+  std::string decision;           ///< on the order, as JSON; empty: none
 
   [[nodiscard]] double tokens_per_s() const noexcept {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
@@ -137,16 +138,18 @@ class Console {
                   r.result.gradient_norm);
     const std::string planned =
         r.planned_bytes > 0 ? mega::sentence("\"planned_bytes\": ", r.planned_bytes, ", ") : "";
+    const std::string decision =
+        r.decision.empty() ? "" : mega::sentence(", \"decision\": ", r.decision);
     char scale[64] = "";
     if (r.scales_loss)
       std::snprintf(scale, sizeof scale, "\"loss_scale\": %.17g, ", r.result.loss_scale);
     std::fprintf(json_.get(),
                  "{\"step\": %lld, \"loss\": %s, \"lr\": %.17g, \"grad_norm\": %s, \"tokens\": "
                  "%lld, \"tokens_per_s\": %.6g, "
-                 "\"seconds\": %.6g, \"peak_bytes\": %zu, %s%s\"skipped\": %s}\n",
+                 "\"seconds\": %.6g, \"peak_bytes\": %zu, %s%s\"skipped\": %s%s}\n",
                  static_cast<long long>(r.step), loss, r.learning_rate, norm,
                  static_cast<long long>(r.tokens), r.tokens_per_s(), r.seconds, r.memory_bytes,
-                 planned.c_str(), scale, r.result.skipped ? "true" : "false");
+                 planned.c_str(), scale, r.result.skipped ? "true" : "false", decision.c_str());
     mega::expects(std::fflush(json_.get()) == 0, mega::ErrorCode::not_durable, [&] {
       return mega::sentence("--log-json: step ", r.step,
                             " could not be written: ", std::strerror(errno));

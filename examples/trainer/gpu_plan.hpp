@@ -103,14 +103,16 @@ template <class Kernels>
 }
 
 /// Communicators of several ranks that a rank at this place of the pipeline holds to the end: the
-/// world, one of its own for decisions, one more where ranks are compared, one an axis, one that
-/// ties the ends.
+/// world, one of its own for decisions, one more where ranks are compared and where the order
+/// adapts, one an axis and one more for look-ahead's decisions, one that ties the ends.
 [[nodiscard]] inline int communicators(const Job& job, std::size_t place) {
   const mega::Mesh& mesh = job.options.mesh;
   const bool at_an_end = place == 0 || static_cast<int>(place) + 1 == mesh.pipeline;
-  return (mesh.size() > 1 ? (job.config.watch_interval > 0 ? 3 : 2) : 0) +
-         (mesh.tensor > 1 ? 1 : 0) + (mesh.data > 1 ? 1 : 0) +
-         (mesh.pipeline > 1 && at_an_end ? 1 : 0);
+  const int of_the_world = 2 + (job.config.watch_interval > 0 ? 1 : 0) +
+                           (job.config.schedule == Schedule::adaptive ? 1 : 0);
+  const int of_tensor_ranks = job.options.dispatch.ahead > 0 ? 2 : 1;
+  return (mesh.size() > 1 ? of_the_world : 0) + (mesh.tensor > 1 ? of_tensor_ranks : 0) +
+         (mesh.data > 1 ? 1 : 0) + (mesh.pipeline > 1 && at_an_end ? 1 : 0);
 }
 
 /// What the ranks take of their GPUs, at each place of the pipeline: the trainer, and what the

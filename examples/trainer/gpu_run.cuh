@@ -67,6 +67,12 @@ class GpuBackend {
   [[nodiscard]] std::size_t planned_bytes(int rank) const {
     return planned_[static_cast<std::size_t>(rank)];
   }
+  /// @pre  the rank's GPU is current
+  [[nodiscard]] static double memory_share(int) {
+    std::size_t free = 0, total = 0;
+    mega::cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return 1 - static_cast<double>(free) / static_cast<double>(total);
+  }
 
  private:
   const std::vector<std::size_t>& planned_;

@@ -10,6 +10,8 @@
 #include <sys/resource.h>
 
 #include <cstddef>
+#include <fstream>
+#include <string>
 
 namespace trainer {
 
@@ -28,6 +30,17 @@ struct HostBackend {
     return static_cast<std::size_t>(usage.ru_maxrss) * 1024;
   }
   [[nodiscard]] static std::size_t planned_bytes(int) { return 0; }
+  /// 0 where the system does not say.
+  [[nodiscard]] static double memory_share(int) {
+    std::ifstream in("/proc/meminfo");
+    double total = 0, available = 0;
+    std::string key, unit;
+    for (double kib = 0; in >> key >> kib; std::getline(in, unit)) {
+      if (key == "MemTotal:") total = kib;
+      if (key == "MemAvailable:") available = kib;
+    }
+    return total > 0 && available > 0 ? 1 - available / total : 0;
+  }
 };
 
 static_assert(backend<HostBackend<mega::SelfComm>>);

@@ -2,11 +2,15 @@
 /// before a rank starts, so a refusal leaves nothing behind.
 #pragma once
 #include "config.hpp"
+#include "decisions.hpp"
 #include "layer_choice.hpp"
+#include "order_choice.hpp"
 #include "schedule_choice.hpp"
 #include <mega/core/error.hpp>
 #include <mega/core/mesh.hpp>
+#include <mega/dpp/adaptive.hpp>
 #include <mega/dpp/layers.hpp>
+#include <mega/dpp/look_ahead_dispatch.hpp>
 #include <mega/nn/transformer_config.hpp>
 #include <mega/optim/adamw.hpp>
 #include <mega/optim/learning_rate.hpp>
@@ -15,15 +19,22 @@
 
 #include <cmath>
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 namespace trainer {
+
+using RunOptions = mega::TrainerOptions<ChosenTraversal, mega::dpp::BoundedLookAhead>;
 
 struct Job {
   Config config;
   mega::nn::TransformerConfig model;
   mega::nn::TransformerRun run;
   mega::dpp::LayerSplit split = mega::dpp::split_layers(1, 1);
-  mega::TrainerOptions<ChosenTraversal> options;
+  RunOptions options;
+  std::optional<FoundOrder> found;         ///< by --schedule auto, where it need not measure
+  int added_slots = 0;                     ///< of a chunk, for an order that is still to be found
+  std::vector<mega::dpp::DialMove> moves;  ///< of --schedule adaptive, to be repeated
   mega::optim::LearningRate learning_rate;
   std::int64_t steps = 0;
 
@@ -61,6 +72,30 @@ template <class Spec>
   return model;
 }
 
+/// Settles what --schedule adaptive and auto may do, and what they have to repeat.
+/// @pre  the job's layout, chunks and micro-batches are settled
+/// @throws  Error(usage, bad_input)
+inline void choose_order(Job& job) {
+  const Config& c = job.config;
+  const int p = c.pipeline, m = job.options.microbatches, v = c.chunks;
+  ChosenTraversal& traversal = job.options.traversal;
+  if (c.schedule == Schedule::adaptive) {
+    traversal.largest_group = largest_group(p, m, v, c.memory_cap, c.look_ahead);
+    if (!c.replay_path.empty()) job.moves = read_decisions(c.replay_path, c.schedule).moves;
+    check_moves(job.moves, traversal.dial().group_sizes(p, m));
+  } else if (c.schedule == Schedule::automatic) {
+    StageTimes times;
+    if (!c.stage_times.empty()) times = parse_stage_times(c.stage_times, p * v);
+    if (!c.replay_path.empty()) times = read_decisions(c.replay_path, c.schedule).stage_times;
+    if (times.empty()) {
+      job.added_slots = SearchLimits(p, m, v, c.memory_cap).added_slots();
+      return;
+    }
+    job.found = find_order(p, m, v, times, c.memory_cap);
+    traversal.found = job.found->lists;
+  }
+}
+
 /// @param world  ranks that are there, or 0 where the layout decides how many to start
 /// Throws Error(usage) with the numbers and what would be valid.
 template <class Spec>
@@ -91,6 +126,8 @@ template <class Spec>
   positive("trace-interval", c.trace_interval);
   not_negative("data-parallel-size", c.data);
   not_negative("num-virtual-stages-per-pipeline-rank", c.chunks);
+  not_negative("look-ahead", c.look_ahead);
+  not_negative("memory-cap", c.memory_cap);
   not_negative("decoder-first-pipeline-num-layers", c.first_layers);
   not_negative("decoder-last-pipeline-num-layers", c.last_layers);
   not_negative("weight-decay", c.weight_decay);
@@ -116,6 +153,7 @@ template <class Spec>
   expects((c.schedule == Schedule::interleaved) == (c.group_size != 0), ErrorCode::usage,
           "--schedule interleaved and --microbatch-group-size-per-virtual-pipeline-stage belong "
           "together; give both or neither");
+  check_order_choice(c);
   expects(c.save_interval == 0 || !c.save_dir.empty(), ErrorCode::usage,
           "--save-interval needs --save, the folder to save to");
 
@@ -147,6 +185,8 @@ template <class Spec>
   job.options.chunks = c.chunks;
   job.options.microbatches = c.global_batch / samples_a_micro_step;
   job.options.traversal = {c.schedule, c.group_size};
+  job.options.dispatch = {c.look_ahead};
+  choose_order(job);
   job.options.shard_optimizer = c.shard_optimizer;
   job.options.clip_norm = c.clip;
   job.options.adamw = {static_cast<float>(c.beta1), static_cast<float>(c.beta2),

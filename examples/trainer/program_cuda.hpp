@@ -155,6 +155,8 @@ int main_on_gpus(const char* program, int argc, char** argv) {
     Config config;
     config.gpu.emplace();
     config.watch_interval = 0;  // timing each wait would keep steps from being graphs
+    config.trace_interval =
+        5;  // each event of a traced step keeps the GPU for a microsecond or two
     if (const std::optional<int> code = read_config<Spec>(config, program, argc, argv))
       return *code;
     check_gpu_choices(config);

@@ -5,10 +5,13 @@
 #include "config.hpp"
 #include "console.hpp"
 #include "corpus.hpp"
+#include "decisions.hpp"
 #include "hugging_face.hpp"
 #include "job.hpp"
 #include "listing.hpp"
+#include "order_choice.hpp"
 #include "sampler.hpp"
+#include "stage_clock.hpp"
 #include "stages.hpp"
 #include "stop.hpp"
 #include "tracing.hpp"
@@ -19,6 +22,7 @@
 #include <mega/nn/transformer.hpp>
 #include <mega/scan/slow_rank_watch.hpp>
 #include <mega/train/agreement.hpp>
+#include <mega/train/dial.hpp>
 #include <mega/train/plan.hpp>
 #include <mega/train/trainer.hpp>
 
@@ -54,6 +58,7 @@ struct Plan : mega::DefaultPlan {
   using communicator = RunComm<Backend>;
   using stage = mega::nn::Transformer<Spec, communicator, typename Backend::kernels>;
   using traversal = ChosenTraversal;
+  using dispatch = mega::dpp::BoundedLookAhead;
   using hooks = RunHooks<Backend>;
 };
 
@@ -78,12 +83,19 @@ class TrainingRun {
         device_(backend.make_device(world.rank())),
         recorder_(make_recorder<typename Backend::recorder>(job, world.rank())),
         world_(world, recorder_),
-        trainer_(world_, job.options, Factory{job}, device_, {recorder_, {}, {}}),
         agreement_(device_, world),
+        found_(find_common_order(world)),
+        trainer_(world_, options(), Factory{job}, device_, {recorder_, {}, {}}),
         watch_(device_, world, job.options.mesh, job.config.watch_interval),
         data_rank_(job.options.mesh.coordinates(world.rank())[mega::Axis::data]) {
     if (corpus.split.valid.count > job.run.sequence)
       validation_.emplace(corpus.split.valid, job.run.sequence);
+    if (job.config.schedule == Schedule::adaptive) {
+      dial_.emplace(device_, world,
+                    job.config.replay_path.empty()
+                        ? job.options.traversal.dial()
+                        : mega::dpp::AdaptiveTraversal::replay(job.moves));
+    }
   }
 
   void run() {
@@ -160,6 +172,72 @@ class TrainingRun {
             : std::string()));
   }
 
+  /// Collective. The order of --schedule auto: rank 0 searches, all take it over.
+  [[nodiscard]] std::optional<FoundOrder> find_common_order(Comm& world) {
+    const Config& c = job_.config;
+    if (c.schedule != Schedule::automatic) return std::nullopt;
+    const StageTimes times = job_.found ? job_.found->times : time_stages(world);
+    std::string message;
+    if (world.rank() == 0) {
+      message = message_of(job_.found ? *job_.found
+                                      : find_order(c.pipeline, job_.options.microbatches, c.chunks,
+                                                   times, c.memory_cap));
+    }
+    FoundOrder order = order_of(agreement_.text_of(0, message));
+    console_.say(mega::sentence("decision: order ", to_string(order)));
+    return order;
+  }
+
+  /// Collective. What the stages take for one micro-batch at a time, by a trainer of their own
+  /// whose weights are thrown away; of ranks that hold equal stages the slowest counts.
+  [[nodiscard]] StageTimes time_stages(Comm& world) {
+    constexpr int steps = 6;  // the first of them warms up
+    const mega::Mesh& mesh = job_.options.mesh;
+    StageClock clock(job_.options.chunks);
+    RunRecorder<Backend> recorder{
+        typename Backend::recorder(mega::scan::recording_of(mesh, world.rank()), clock.sink(), {}),
+        world.rank(), mega::scan::parse_faults(job_.config.inject, job_.world())};
+    {
+      // Channels are ordered by their first use, so these are no channels of the world.
+      Comm own = world.split(0, world.rank());
+      RunComm<Backend> traced(own, recorder);
+      RunOptions options = job_.options;
+      options.microbatches = 1;
+      options.dispatch = {};
+      Trainer trainer(traced, options, Factory{job_}, device_, {recorder, {}, {}});
+      for (int step = 0; step < steps; ++step) {
+        batch_.fill(corpus_.tokens, windows_, 0, mesh.coordinates(world.rank())[mega::Axis::data],
+                    mesh.data, 1, job_.config.micro_batch, std::numeric_limits<Index>::max());
+        (void)trainer.step(batch_, 0.0);
+      }
+      recorder.recorder().close();
+      (void)agreement_.largest(0);  // nobody leaves while another still works
+    }
+    const int p = mesh.pipeline, v = job_.options.chunks;
+    const int position = mesh.coordinates(world.rank())[mega::Axis::pipeline];
+    StageTimes times(static_cast<std::size_t>(p * v));
+    for (int stage = 0; stage < p * v; ++stage) {
+      mega::dpp::ActionTimes own{0, 0, 0};
+      const ChosenPlacement place = job_.options.traversal.placement();
+      if (place.rank_of(stage, p, v) == position) own = clock.times(place.chunk_of(stage, p, v));
+      times[static_cast<std::size_t>(stage)] = {slowest(own.forward), slowest(own.backward_input),
+                                                slowest(own.backward_weight)};
+    }
+    return times;
+  }
+
+  /// Collective. The largest of the ranks' seconds, to the nanosecond.
+  [[nodiscard]] double slowest(double seconds) {
+    return static_cast<double>(agreement_.largest(static_cast<std::int64_t>(seconds * 1e9))) / 1e9;
+  }
+
+  /// The job's, with the order that was found.
+  [[nodiscard]] RunOptions options() const {
+    RunOptions out = job_.options;
+    if (found_) out.traversal.found = found_->lists;
+    return out;
+  }
+
   /// What a checkpoint must agree on although no tensor's shape shows it.
   [[nodiscard]] nlohmann::json describe_model() const {
     const mega::nn::TransformerConfig& m = job_.model;
@@ -177,7 +255,10 @@ class TrainingRun {
                 c.samples > 0 ? c.samples : std::numeric_limits<Index>::max());
     const double rate = job_.learning_rate.at(trainer_.steps_done());
     StepReport report;
+    const auto queued = std::chrono::steady_clock::now();
     report.result = trainer_.step(batch_, rate);
+    const double step_seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - queued).count();
     consumed_ += c.global_batch;
     report.step = trainer_.steps_done();
     report.steps = job_.steps;
@@ -188,9 +269,18 @@ class TrainingRun {
     report.tokens = report.result.targets;
     report.memory_bytes = backend_.used_bytes(rank());
     report.planned_bytes = backend_.planned_bytes(rank());
+    if (found_ && !std::exchange(told_order_, true)) report.decision = decision_of(*found_).dump();
+    if (dial_ && turn_dial(step_seconds)) {
+      mega::dpp::DialMove move = dial_->log().back();
+      report.decision = decision_of(move).dump();
+      move.step = report.step;  // counted from 1, as all that is printed
+      console_.say("decision: " + to_string(move));
+    }
     console_.step(report);
-    const auto slow =
-        watch_.step_done(report.step - 1, [&] { return recorder_.recorder().take_fastest_step(); });
+    const auto slow = watch_.step_done(report.step - 1, [&] {
+      (void)own_seconds();
+      return std::exchange(fastest_seconds_, -1.0);
+    });
     for (const mega::scan::SlowRank& rank : slow)
       console_.say(mega::sentence("warning: ", mega::scan::to_string(rank)));
     // A loss scale that can still come down explains a skipped step.
@@ -200,6 +290,33 @@ class TrainingRun {
     mega::expects(skipped_ < 10, mega::ErrorCode::logic,
                   "ten steps in a row had a gradient norm that is not finite; lower --lr or look "
                   "at the data");
+  }
+
+  /// This rank's own work in the newest step that its recorder knows, in seconds; negative where it
+  /// knows none.
+  double own_seconds() {
+    const double taken = recorder_.recorder().take_fastest_step();
+    if (taken >= 0) {
+      own_seconds_ = taken;
+      fastest_seconds_ = fastest_seconds_ < 0 ? taken : std::min(fastest_seconds_, taken);
+    }
+    return own_seconds_;
+  }
+
+  /// Collective. Exposed is what the step took beyond the work of its busiest rank and the bubble
+  /// that such work has over links without delay.
+  bool turn_dial(double step_seconds) {
+    const double own = own_seconds();
+    const double actions = static_cast<double>(job_.options.microbatches) * job_.options.chunks;
+    const double bubble = (job_.options.mesh.pipeline - 1) / actions;
+    const double beyond = own < 0 ? 0 : std::max(0.0, step_seconds - own * (1 + bubble));
+    const auto nanoseconds = static_cast<std::int64_t>(beyond * 1e9);
+    const double exposed = -static_cast<double>(agreement_.largest(-nanoseconds)) / 1e9;
+    return dial_->turn(trainer_, {step_seconds, exposed, backend_.memory_share(rank())},
+                       [&](const mega::dpp::AdaptiveTraversal& dial) {
+                         return job_.options.traversal.turned_to(dial.group_size(
+                             job_.options.mesh.pipeline, job_.options.microbatches));
+                       });
   }
 
   /// Exact mean over the first windows of the validation split; a last batch is filled up with
@@ -292,11 +409,15 @@ class TrainingRun {
   Device device_;
   RunRecorder<Backend> recorder_;
   RunComm<Backend> world_;
-  Trainer trainer_;
   mega::train::Agreement<Device, Comm> agreement_;
+  mega::data::TokenBatch batch_;
+  std::optional<FoundOrder> found_;  // by --schedule auto
+  Trainer trainer_;
+  std::optional<mega::train::Dial<Device, Comm>> dial_;  // of --schedule adaptive
   mega::scan::SlowRankWatch<Device, Comm> watch_;
   int data_rank_;
-  mega::data::TokenBatch batch_;
+  double own_seconds_ = -1, fastest_seconds_ = -1;
+  bool told_order_ = false;
   std::int64_t consumed_ = 0;
   std::int64_t saved_at_ = -1;
   int skipped_ = 0;

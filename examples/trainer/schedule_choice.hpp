@@ -2,6 +2,7 @@
 /// trainer is compiled once.
 #pragma once
 #include "config.hpp"
+#include <mega/dpp/adaptive.hpp>
 #include <mega/dpp/dual_pipe_v.hpp>
 #include <mega/dpp/placement.hpp>
 #include <mega/dpp/schedule.hpp>
@@ -9,6 +10,9 @@
 #include <mega/dpp/v_schedule.hpp>
 #include <mega/dpp/zero_bubble.hpp>
 
+#include <algorithm>
+#include <cstddef>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -34,16 +38,29 @@ struct ChosenPlacement {
   }
 };
 
+/// The compute actions of every rank.
+using ActionLists = std::vector<std::vector<mega::dpp::Action>>;
+
 struct ChosenTraversal {
   static constexpr std::string_view name = "chosen";
   Schedule schedule = Schedule::dfc;
-  int group_size = 0;
+  int group_size = 0;     ///< of interleaved; of adaptive the one in force, 0: that of dfc
+  int largest_group = 0;  ///< of adaptive; 0: any
+  /// Of automatic; null: the order that it begins its search with.
+  std::shared_ptr<const ActionLists> found = nullptr;
+
+  /// Adaptive with another group size in force.
+  [[nodiscard]] ChosenTraversal turned_to(int size) const {
+    ChosenTraversal out = *this;
+    out.group_size = size;
+    return out;
+  }
 
   [[nodiscard]] ChosenPlacement placement() const noexcept { return {is_v()}; }
 
-  /// use(policy) with the chosen one.
+  /// use(policy) with the chosen one for v chunks a rank.
   template <class Use>
-  auto with(const Use& use) const {
+  auto with(int v, const Use& use) const {
     using namespace mega::dpp;
     using enum trainer::Schedule;
     switch (schedule) {
@@ -57,37 +74,72 @@ struct ChosenTraversal {
       case v_half: return use(VHalf{});
       case v_min: return use(VMin{});
       case dual_pipe_v: return use(DualPipeV{});
+      case adaptive:
+        if (group_size == 0) break;
+        return use(ScheduleTraversal<GroupSize>{{group_size}});
+      case automatic:
+        if (v == 1) return use(ZeroBubbleH1{});
+        return use(SplitBackward<ScheduleTraversal<DFC>, WeightAtOnce>{});
       case dfc: break;
     }
     return use(ScheduleTraversal<DFC>{});
   }
 
   [[nodiscard]] int length(int p, int m, int v) const {
-    return with([=](const auto& policy) { return policy.length(p, m, v); });
+    if (found) {
+      std::size_t longest = 0;
+      for (const auto& list : *found) longest = std::max(longest, list.size());
+      return static_cast<int>(longest);
+    }
+    return with(v, [=](const auto& policy) { return policy.length(p, m, v); });
   }
   int order(int rank, int p, int m, int v, std::span<mega::dpp::Action> out) const {
-    return with([=](const auto& policy) { return policy.order(rank, p, m, v, out); });
+    if (found) {
+      const auto& list = (*found)[static_cast<std::size_t>(rank)];
+      std::copy(list.begin(), list.end(), out.begin());
+      return static_cast<int>(list.size());
+    }
+    return with(v, [=](const auto& policy) { return policy.order(rank, p, m, v, out); });
   }
-  [[nodiscard]] std::vector<std::vector<mega::dpp::Action>> orders(int p, int m, int v) const {
-    return with([=](const auto& policy) {
-      const mega::dpp::Schedule made = mega::dpp::make_schedule(policy, p, m, v);
-      std::vector<std::vector<mega::dpp::Action>> lists;
-      for (int rank = 0; rank < p; ++rank) {
-        const auto own = made.of_rank(rank);
-        lists.emplace_back(own.begin(), own.end());
-      }
-      return lists;
-    });
+  [[nodiscard]] ActionLists orders(int p, int m, int v) const {
+    if (found) return *found;
+    return with(
+        v, [=](const auto& policy) { return lists_of(mega::dpp::make_schedule(policy, p, m, v)); });
+  }
+  [[nodiscard]] static ActionLists lists_of(const mega::dpp::Schedule& schedule) {
+    ActionLists lists;
+    for (int rank = 0; rank < schedule.view().p; ++rank) {
+      const auto own = schedule.of_rank(rank);
+      lists.emplace_back(own.begin(), own.end());
+    }
+    return lists;
+  }
+
+  /// The other group sizes of adaptive.
+  [[nodiscard]] std::vector<ChosenTraversal> alternatives(int p, int m) const {
+    std::vector<ChosenTraversal> out;
+    if (schedule != Schedule::adaptive) return out;
+    for (const int size : dial().group_sizes(p, m)) out.push_back(turned_to(size));
+    return out;
+  }
+  /// A fresh dial of adaptive.
+  [[nodiscard]] mega::dpp::AdaptiveTraversal dial() const {
+    mega::dpp::AdaptiveTraversal made;
+    made.limit(largest_group);
+    return made;
   }
 
   /// A traversal of the same placement that takes a single micro-batch.
   [[nodiscard]] ChosenTraversal of_one_microbatch() const noexcept {
-    return {is_v() ? Schedule::zero_bubble_v : Schedule::dfc, 0};
+    return {is_v() ? Schedule::zero_bubble_v : Schedule::dfc};
   }
   /// Whether stages must run backward_input and backward_weight apart.
   [[nodiscard]] bool splits_backward() const noexcept {
-    return schedule == Schedule::zero_bubble_h1 || schedule == Schedule::zero_bubble_h2 || is_v();
+    return schedule == Schedule::zero_bubble_h1 || schedule == Schedule::zero_bubble_h2 ||
+           schedule == Schedule::automatic || is_v();
   }
+  /// Whether it runs a forward and a backward as a pair.
+  [[nodiscard]] bool has_fused_pairs() const noexcept { return schedule == Schedule::dual_pipe_v; }
   /// Chunks a rank where the run names none.
   [[nodiscard]] int usual_chunks() const noexcept { return is_v() ? 2 : 1; }
 
@@ -100,6 +152,7 @@ struct ChosenTraversal {
 
 static_assert(mega::dpp::traversal_policy<ChosenTraversal> &&
               mega::dpp::orders_all_ranks<ChosenTraversal> &&
+              mega::dpp::names_alternatives<ChosenTraversal> &&
               mega::dpp::brings_placement<ChosenTraversal>);
 
 }  // namespace trainer

@@ -102,7 +102,9 @@ template <class Spec, class Kernels, class Options>
 template <class Spec, class Kernels>
 [[nodiscard]] std::vector<RankPlan> plan_ranks(const Job& job) {
   std::vector<RankPlan> out;
-  for (mega::train::MemoryPlan& plan : plan_places<Spec, Kernels>(job, job.options, job.run)) {
+  RunOptions options = job.options;
+  options.dispatch.ahead += job.added_slots;
+  for (mega::train::MemoryPlan& plan : plan_places<Spec, Kernels>(job, options, job.run)) {
     out.push_back({std::move(plan.stages),
                    plan.elements,
                    {{"parameters and optimizer", plan.parameters},
@@ -139,6 +141,28 @@ template <class Spec>
   return count;
 }
 
+/// What is decided by measurements, and for what its memory is planned. Empty for a fixed order.
+[[nodiscard]] inline std::string describe_order(const Job& job) {
+  const ChosenTraversal& traversal = job.options.traversal;
+  std::string out;
+  if (job.found) out = mega::sentence("order ", to_string(*job.found), '\n');
+  if (traversal.schedule == Schedule::automatic && !job.found) {
+    out = mega::sentence("order searched once stages are timed, planned with ", job.added_slots,
+                         " slots a chunk more than the order that the search begins with\n");
+  }
+  if (traversal.schedule == Schedule::adaptive) {
+    std::string sizes;
+    for (const int size :
+         traversal.dial().group_sizes(job.options.mesh.pipeline, job.options.microbatches))
+      sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+    out = mega::sentence("order with groups of ", sizes,
+                         " micro-batches, planned for each of them\n");
+  }
+  if (job.options.dispatch.ahead > 0)
+    out += mega::sentence("look-ahead of ", job.options.dispatch.ahead, " forwards\n");
+  return out;
+}
+
 /// Layout, parameters and planned bytes of every rank. @param plans  one a place of the pipeline
 template <class Spec>
 [[nodiscard]] std::string describe_plan(const Job& job, const std::vector<RankPlan>& plans) {
@@ -149,7 +173,7 @@ template <class Spec>
                      "\nlayout ", to_string(job.options.mesh), ", ", job.options.chunks,
                      " chunks a rank, ", job.options.microbatches, " micro-batches of ",
                      job.run.micro_batch, " x ", job.run.sequence, " tokens\n") +
-      describe_split<Spec>(job) +
+      describe_split<Spec>(job) + describe_order(job) +
       mega::sentence(model_parameters<Spec>(job), " parameters in the model\n");
   for (int rank = 0; rank < job.world(); ++rank) {
     const RankPlan& plan = plans[place_of(job, rank)];

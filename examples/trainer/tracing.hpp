@@ -35,14 +35,15 @@ using RunComm = mega::scan::TracedComm<typename Backend::communicator, RunRecord
   return (std::filesystem::path(folder) / name).string();
 }
 
-/// An empty recorder where the run needs none: it neither traces nor compares ranks.
+/// An empty recorder where the run needs none: it neither traces, nor compares ranks, nor decides
+/// by how long they wait.
 /// @throws  Error(not_durable) where the trace cannot be written
 template <class Recorder>
 [[nodiscard]] mega::scan::FaultyRecorder<Recorder> make_recorder(const Job& job, int rank) {
   const Config& c = job.config;
   const bool traces = !c.trace_dir.empty();
   Recorder recorder;
-  if (traces || (c.watch_interval > 0 && job.world() > 1)) {
+  if (traces || (c.watch_interval > 0 && job.world() > 1) || c.schedule == Schedule::adaptive) {
     std::unique_ptr<mega::scan::RecordSink> sink = std::make_unique<mega::scan::NoSink>();
     if (traces) {
       std::error_code failed;

@@ -4,12 +4,15 @@
 #include <mega/device.cuh>
 #include <mega/scan/cuda_recorder.hpp>
 #include <mega/scan/injected_faults.hpp>
+#include <mega/scan/nvml.hpp>
 
 #include <cuda_runtime.h>
 #include <doctest/doctest.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <thread>
@@ -202,6 +205,45 @@ TEST_CASE("cuda: the spans of a graph are read after each replay that is given t
   }
   check(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
   check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+}
+
+TEST_CASE("cuda: the GPU tells its clock while steps are recorded, where NVML is") {
+  const Cuda device(0);
+  std::array<char, 32> bus{};
+  check(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), 0),
+        "cudaDeviceGetPCIBusId");
+  const bool has_nvml = static_cast<bool>(NvmlDevice(bus.data()));
+  TraceCollector collector;
+  CudaRecorder recorder({}, collector.sink());
+  cuda::Stream stream;
+  const Nanoseconds begin = steady_now();
+  recorder.begin_step(0);
+  work(stream, 400);
+  stream.synchronize();
+  recorder.close();
+  const Nanoseconds end = steady_now();
+  const auto& states = collector.trace().device_states;
+  if (!has_nvml) {
+    MESSAGE("no NVML here");
+    CHECK(states.empty());
+    return;
+  }
+  REQUIRE(states.size() >= 2);
+  CHECK(states.size() <= 5);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    CHECK(states[i].at >= (i == 0 ? begin : states[i - 1].at + 100'000'000));
+    CHECK(states[i].at <= end);
+    CHECK(states[i].rank == 0);
+  }
+  const DeviceState& last = states.back();
+  MESSAGE("SM clock ", last.sm_mhz, " MHz, ", last.temperature_c, " C, busy ", last.busy_percent,
+          " %, ", last.power_mw, " mW, limits ", last.clock_limits);
+  CHECK(last.sm_mhz > 100);
+  CHECK(last.sm_mhz < 5000);
+  CHECK(last.temperature_c > 5);
+  CHECK(last.temperature_c < 120);
+  CHECK(last.power_mw > 10'000);
+  CHECK(last.busy_percent <= 100);
 }
 
 TEST_CASE("cuda: an injected slow rank takes the factor longer on the device") {

@@ -9,8 +9,8 @@
 #   MEGA_DEPS        where Debian's doctest-dev, nlohmann-json3-dev and libxxhash-dev are unpacked
 #                    (dpkg -x); default: none, they are installed
 #   MEGA_ARCH        architecture to build for, default sm_90
-#   MEGA_SANITIZERS  tools of compute-sanitizer that run the tests of the operations and of
-#                    attention, but not their timings; default memcheck, "" for none
+#   MEGA_SANITIZERS  tools of compute-sanitizer that run the tests of the operations, of attention
+#                    and of graphs, but not their timings; default memcheck, "" for none
 #   MEGA_TIMEOUT     seconds after which a program is killed, default 300
 #   OUT              where the logs go, default the current folder
 # Exit code 0: everything built, and every test passed.
@@ -103,11 +103,19 @@ for name in "${programs[@]}"; do
   [[ -x $build/$name ]] && run "$name" "$build/$name"
 done
 for tool in $sanitizers; do
-  for name in ops attention ops_bf16 attention_bf16; do
+  sanitizer=(compute-sanitizer --tool "$tool" --error-exitcode 9)
+  provoked="provokes API errors"  # the test suite of that name
+  for name in ops attention ops_bf16 attention_bf16 graphs; do
     [[ -x $build/$name ]] &&
-      run "$tool of $name" compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/$name" \
-        --test-case-exclude="*rates of*,*speed of*"
+      run "$tool of $name" "${sanitizer[@]}" "$build/$name" \
+        --test-case-exclude="*rates of*,*speed of*" --test-suite-exclude="$provoked"
   done
+  # What the tests provoke is no report, what kernels do is.
+  quiet=()
+  [[ $tool == memcheck ]] && quiet=(--report-api-errors no)
+  [[ -x $build/graphs ]] &&
+    run "$tool of graphs that $provoked" "${sanitizer[@]}" "${quiet[@]}" "$build/graphs" \
+      --test-suite="$provoked"
 done
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | tee -a "$log"
 if [[ $failed == 0 ]]; then echo "GPU tests: passed"; else echo "GPU tests: FAILED"; fi

@@ -2,6 +2,7 @@
 // load code. CUPTI tells of every call of the process, and the test counts.
 #if __has_include(<cupti.h>)
 #include "../support/cuda_calls.hpp"
+#include "training.cuh"
 #include <mega/comm/device_thread.cuh>
 #include <mega/device.cuh>
 #include <mega/mega.hpp>
@@ -64,11 +65,9 @@ struct Acting : Stage {
 
 template <class Spec, class Element, class Comm = mega::cuda::SelfComm,
           class Attention = mega::nn::BuiltInAttention>
-struct Plan : mega::DefaultPlan {
-  using device = mega::Cuda;
-  using communicator = Comm;
-  using kernels = mega::nn::Kernels<mega::nn::CublasLtProduct<Element>, Attention>;
-  using stage = Acting<mega::nn::Transformer<Spec, Comm, kernels>>;
+struct Plan : support::GpuPlan<Spec, mega::nn::CublasLtProduct<Element>, Comm, Attention> {
+  using stage = Acting<
+      typename support::GpuPlan<Spec, mega::nn::CublasLtProduct<Element>, Comm, Attention>::stage>;
 };
 
 struct Setup {
@@ -89,19 +88,15 @@ constexpr int warm_steps = 3, steady_steps = 3;
 
 template <class Spec>
 mega::nn::TransformerConfig config(const Setup& setup) {
-  constexpr bool gpt = std::is_same_v<Spec, mega::nn::Gpt3>;
-  mega::nn::TransformerConfig c;
-  c.layers = layers;
-  c.hidden = 256;
-  c.heads = 4;
-  c.kv_heads = gpt ? 4 : 2;
-  c.head_dim = 64;
-  c.ffn = 512;
-  c.vocab = vocab;
-  c.max_positions = 128;
-  c.dropout = {setup.dropout, setup.dropout, setup.dropout};
-  c.tied_head = gpt;
-  return c;
+  return support::config_of<Spec>({.layers = layers,
+                                   .hidden = 256,
+                                   .heads = 4,
+                                   .head_dim = 64,
+                                   .ffn = 512,
+                                   .vocab = vocab,
+                                   .max_positions = 128,
+                                   .dropout = {setup.dropout, setup.dropout, setup.dropout}},
+                                  2);
 }
 
 /// Several pieces of the loss a micro-batch, the last one shorter.
@@ -113,38 +108,7 @@ mega::nn::TransformerRun run_of(const Setup& setup) {
           .loss_rows = 100};
 }
 
-/// A data-parallel rank's micro-batches in page-locked memory.
-class Tokens {
- public:
-  Tokens(const mega::nn::TransformerRun& run, int microbatches, int data_rank)
-      : run_(run), microbatches_(microbatches), data_rank_(data_rank) {
-    const Index count = microbatches * run.rows();
-    check(cudaMallocHost(&memory_, static_cast<std::size_t>(2 * count) * sizeof(std::int32_t)),
-          "cudaMallocHost");
-    const mega::RandomKey key{.seed = 3, .use = mega::RandomUse::test};
-    for (Index i = 0; i < 2 * count; ++i)
-      memory_[i] = static_cast<std::int32_t>(key.bits(i) % static_cast<std::uint32_t>(vocab));
-  }
-  Tokens(const Tokens&) = delete;
-  Tokens& operator=(const Tokens&) = delete;
-  ~Tokens() { (void)cudaFreeHost(memory_); }
-
-  [[nodiscard]] int microbatches() const { return microbatches_; }
-  [[nodiscard]] Matrix<const std::int32_t> input(int mb) const { return at(mb); }
-  [[nodiscard]] Matrix<const std::int32_t> target(int mb) const { return at(microbatches_ + mb); }
-  [[nodiscard]] Index first_sample(int mb) const {
-    return (data_rank_ * microbatches_ + mb) * run_.micro_batch;
-  }
-  [[nodiscard]] std::int64_t valid_targets() const { return microbatches_ * run_.rows(); }
-
- private:
-  [[nodiscard]] Matrix<const std::int32_t> at(Index mb) const {
-    return {memory_ + mb * run_.rows(), run_.micro_batch, run_.sequence};
-  }
-  mega::nn::TransformerRun run_;
-  int microbatches_, data_rank_;
-  std::int32_t* memory_ = nullptr;
-};
+using Batch = support::Batch<support::PageLocked<std::int32_t>>;
 
 /// The unsteady calls of all ranks.
 struct Observed {
@@ -164,14 +128,10 @@ void train_rank(typename ThePlan::communicator& world, const Setup& setup, Obser
   options.shard_optimizer = setup.shard_optimizer;
   options.seed = 7;
   mega::Trainer<ThePlan> trainer(
-      world, options,
-      [&](mega::StagePosition at, auto& groups) {
-        return Stage(config<typename Stage::spec_type>(setup), run, at,
-                     mega::dpp::split_layers(layers, at.stages).of_stage(at.stage), groups.tensor);
-      },
+      world, options, support::even_stages<Stage>(config<typename Stage::spec_type>(setup), run),
       mega::Cuda(0, setup.replays));
-  const Tokens batch(run, setup.microbatches,
-                     setup.mesh.coordinates(world.rank())[mega::Axis::data]);
+  const Batch batch(run, vocab, setup.microbatches, 0,
+                    setup.mesh.coordinates(world.rank())[mega::Axis::data]);
   for (int step = 0; step < warm_steps; ++step) trainer.step(batch, 1e-3);
 
   // On rank 0, while the others make no calls.
@@ -200,14 +160,9 @@ template <class ThePlan>
 Observed train(const Setup& setup) {
   (void)CallCounter::of_process();  // before the threads of ranks
   Observed observed;
-  if constexpr (std::is_same_v<typename ThePlan::communicator, mega::cuda::SelfComm>) {
-    mega::cuda::SelfComm world;
-    train_rank<ThePlan>(world, setup, observed);
-  } else {
-    mega::run_device_threads(setup.mesh.size(), [&](mega::DeviceThreadComm& world) {
-      train_rank<ThePlan>(world, setup, observed);
-    });
-  }
+  using Comm = typename ThePlan::communicator;
+  support::run_ranks<Comm>(setup.mesh.size(),
+                           [&](Comm& world) { train_rank<ThePlan>(world, setup, observed); });
   return observed;
 }
 
@@ -235,7 +190,8 @@ int check_steady(const std::string& what, const Setup& setup) {
   // The steps did train.
   CHECK(std::isfinite(observed.last.loss));
   CHECK_FALSE(observed.last.skipped);
-  CHECK(observed.last.targets == setup.mesh.data * setup.microbatches * run_of(setup).rows());
+  CHECK(observed.last.targets ==
+        setup.mesh.data * support::Batch(run_of(setup), vocab, setup.microbatches).valid_targets());
   std::printf("%s: %d steps made %d unsteady calls and %d launches, result() %s\n", what.c_str(),
               steady_steps, total(observed.steps), total(observed.launches),
               text(observed.result).c_str());

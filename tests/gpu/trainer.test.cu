@@ -1,5 +1,6 @@
 // Training on the GPU against training on the host: the same plan, dropout on, several
 // micro-batches, sequences longer than a tile of attention.
+#include "training.cuh"
 #include <mega/device.cuh>
 #include <mega/mega.hpp>
 #include <mega/nn/cublas.hpp>
@@ -9,9 +10,7 @@
 
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <map>
 #include <string>
 #include <type_traits>
@@ -19,9 +18,7 @@
 
 namespace {
 
-using mega::Index;
-using mega::Matrix;
-using mega::Vector;
+using support::same_bits;
 
 template <class Spec>
 struct HostPlan : mega::DefaultPlan {
@@ -29,55 +26,30 @@ struct HostPlan : mega::DefaultPlan {
 };
 
 template <class Spec, class Product = mega::nn::CublasProduct>
-struct GpuPlan : mega::DefaultPlan {
-  using device = mega::Cuda;
-  using communicator = mega::cuda::SelfComm;
-  using stage = mega::nn::Transformer<Spec, communicator, mega::nn::Kernels<Product>>;
-};
+using GpuPlan = support::GpuPlan<Spec, Product>;
 
 constexpr int batches = 3;
 
-mega::nn::TransformerConfig config(bool gpt) {
-  mega::nn::TransformerConfig c;
-  c.layers = 2;
-  c.hidden = 96;
-  c.heads = 6;
-  c.kv_heads = gpt ? 6 : 2;
-  c.head_dim = 16;
-  c.ffn = 200;
-  c.vocab = 1003;
-  c.max_positions = 150;
-  c.dropout = {0.1F, 0.1F, 0.1F};
-  c.tied_head = gpt;
-  return c;
+constexpr int vocab = 1003;
+
+template <class Spec>
+mega::nn::TransformerConfig config() {
+  return support::config_of<Spec>({.layers = 2,
+                                   .hidden = 96,
+                                   .heads = 6,
+                                   .head_dim = 16,
+                                   .ffn = 200,
+                                   .vocab = vocab,
+                                   .max_positions = 150,
+                                   .dropout = {0.1F, 0.1F, 0.1F}},
+                                  2);
 }
 
 const mega::nn::TransformerRun run{.micro_batch = 2, .sequence = 133, .loss_rows = 100};
 
-class Batch {
- public:
-  Batch() {
-    const mega::RandomKey key{9, 0, 0, mega::RandomUse::test};
-    for (Index i = 0; i < batches * run.rows(); ++i) {
-      tokens_.push_back(static_cast<std::int32_t>(key.bits(i) % 1003));
-      // Some targets do not count.
-      targets_.push_back(i % 7 == 0 ? -1 : static_cast<std::int32_t>(key.bits(i + 1) % 1003));
-      valid_ += i % 7 == 0 ? 0 : 1;
-    }
-  }
-  [[nodiscard]] int microbatches() const { return batches; }
-  [[nodiscard]] Matrix<const std::int32_t> input(int mb) const { return at(tokens_, mb); }
-  [[nodiscard]] Matrix<const std::int32_t> target(int mb) const { return at(targets_, mb); }
-  [[nodiscard]] Index first_sample(int mb) const { return mb * run.micro_batch; }
-  [[nodiscard]] std::int64_t valid_targets() const { return valid_; }
-
- private:
-  static Matrix<const std::int32_t> at(const std::vector<std::int32_t>& all, int mb) {
-    return {all.data() + mb * run.rows(), run.micro_batch, run.sequence};
-  }
-  std::vector<std::int32_t> tokens_, targets_;
-  std::int64_t valid_ = 0;
-};
+support::Batch<> tokens() {
+  return {run, vocab, batches};
+}
 
 struct Outcome {
   std::vector<double> losses, norms;
@@ -85,14 +57,13 @@ struct Outcome {
 };
 
 template <class Plan>
-Outcome train(bool gpt) {
+Outcome train() {
+  using Stage = typename Plan::stage;
   typename Plan::communicator world;
   mega::TrainerOptions<> options{.microbatches = batches, .seed = 77};
-  mega::Trainer<Plan> trainer(world, options, [&](mega::StagePosition at, auto& groups) {
-    return typename Plan::stage(config(gpt), run, at, mega::dpp::split_layers(2, 1).of_stage(0),
-                                groups.tensor);
-  });
-  const Batch batch;
+  mega::Trainer<Plan> trainer(
+      world, options, support::even_stages<Stage>(config<typename Stage::spec_type>(), run));
+  const auto batch = tokens();
   Outcome out;
   for (int step = 0; step < 4; ++step) {
     const auto result = trainer.step(batch, 1e-3);
@@ -102,11 +73,7 @@ Outcome train(bool gpt) {
     const auto& store = trainer.parameters();
     for (const auto& e : store.table().entries()) {
       if (e.alias) continue;
-      auto& host = out.gradients[e.parameter.name];
-      host.resize(static_cast<std::size_t>(e.size));
-      download(trainer.compute(), Vector<float>(host.data(), e.size),
-               Vector<const float>(store.gradients(e)));
-      trainer.synchronize();
+      out.gradients[e.parameter.name] = support::fetch(trainer.compute(), store.gradients(e));
     }
   }
   return out;
@@ -114,8 +81,7 @@ Outcome train(bool gpt) {
 
 template <class Spec>
 void compare() {
-  constexpr bool gpt = std::is_same_v<Spec, mega::nn::Gpt3>;
-  const Outcome host = train<HostPlan<Spec>>(gpt), gpu = train<GpuPlan<Spec>>(gpt);
+  const Outcome host = train<HostPlan<Spec>>(), gpu = train<GpuPlan<Spec>>();
   double worst = 0;
   std::string name;
   REQUIRE(host.gradients.size() == gpu.gradients.size());
@@ -158,33 +124,22 @@ struct HalfOutcome {
 /// Without dropout, whose numbers come by the step, skipped or not.
 template <class Spec>
 HalfOutcome train_half(float initial_scale, int steps) {
-  constexpr bool gpt = std::is_same_v<Spec, mega::nn::Gpt3>;
   using Plan = GpuPlan<Spec, mega::nn::CublasLtProduct<mega::Float16>>;
-  mega::nn::TransformerConfig model = config(gpt);
+  mega::nn::TransformerConfig model = config<Spec>();
   model.dropout = {};
   mega::cuda::SelfComm world;
   const mega::TrainerOptions<> options{
       .microbatches = batches, .loss_scaling = {.initial = initial_scale}, .seed = 77};
-  mega::Trainer<Plan> trainer(world, options, [&](mega::StagePosition at, auto& groups) {
-    return typename Plan::stage(model, run, at, mega::dpp::split_layers(2, 1).of_stage(0),
-                                groups.tensor);
-  });
-  const Batch batch;
+  mega::Trainer<Plan> trainer(world, options,
+                              support::even_stages<typename Plan::stage>(model, run));
+  const auto batch = tokens();
   HalfOutcome out;
   for (int step = 0; step < steps; ++step) {
     out.results.push_back(trainer.step(batch, 1e-3));
-    const Vector<mega::Float16> values = trainer.parameters().values();
-    auto& host = out.values.emplace_back(static_cast<std::size_t>(values.size()));
-    download(trainer.compute(), Vector<mega::Float16>(host.data(), values.size()),
-             Vector<const mega::Float16>(values));
-    trainer.synchronize();
+    out.values.push_back(support::fetch(trainer.compute(), trainer.parameters().values()));
   }
   out.scale = trainer.loss_scale();
   return out;
-}
-
-bool same_bits(const std::vector<mega::Float16>& a, const std::vector<mega::Float16>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), 2 * a.size()) == 0;
 }
 
 /// Free memory of the device, with what the stream-ordered allocator holds ready counted as free.
@@ -209,12 +164,9 @@ TEST_CASE("gpu trainer: memory is taken by the first step at the latest, and giv
   const std::size_t at_start = free_memory();
   {
     mega::cuda::SelfComm world;
-    mega::Trainer<Plan> trainer(
-        world, {.microbatches = batches}, [&](mega::StagePosition at, auto& groups) {
-          return Plan::stage(config(false), run, at, mega::dpp::split_layers(2, 1).of_stage(0),
-                             groups.tensor);
-        });
-    const Batch batch;
+    mega::Trainer<Plan> trainer(world, {.microbatches = batches},
+                                support::even_stages<Plan::stage>(config<mega::nn::Llama3>(), run));
+    const auto batch = tokens();
     trainer.step(batch, 1e-3);
     const std::size_t after_one = free_memory();
     CHECK(after_one + trainer.device_bytes() <= at_start);
@@ -276,15 +228,13 @@ TEST_CASE_TEMPLATE("gpu trainer: fp16 skips what overflows, halves the scale, an
 TEST_CASE_TEMPLATE("gpu trainer: loss and norm of fp16 are those of fp32, whatever the scale", Spec,
                    mega::nn::Gpt3, mega::nn::Llama3) {
   using Plan = GpuPlan<Spec>;
-  mega::nn::TransformerConfig model = config(std::is_same_v<Spec, mega::nn::Gpt3>);
+  mega::nn::TransformerConfig model = config<Spec>();
   model.dropout = {};
   mega::cuda::SelfComm world;
   const mega::TrainerOptions<> options{.microbatches = batches, .seed = 77};
-  mega::Trainer<Plan> trainer(world, options, [&](mega::StagePosition at, auto& groups) {
-    return typename Plan::stage(model, run, at, mega::dpp::split_layers(2, 1).of_stage(0),
-                                groups.tensor);
-  });
-  const auto single = trainer.step(Batch(), 1e-3);
+  mega::Trainer<Plan> trainer(world, options,
+                              support::even_stages<typename Plan::stage>(model, run));
+  const auto single = trainer.step(tokens(), 1e-3);
   for (const float scale : {1024.0F, 65536.0F}) {
     const auto half = train_half<Spec>(scale, 1).results[0];
     CHECK_FALSE(half.skipped);

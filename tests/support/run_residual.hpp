@@ -25,6 +25,7 @@ struct RunSettings {
   bool shard_optimizer = false;
   int steps = 3;
   double clip = 0.5;
+  int ahead = 0;               ///< look-ahead, of plans whose dispatch takes it as a value
   bool wait_each_step = true;  ///< else all steps are queued at once and one result is read
 };
 
@@ -81,6 +82,8 @@ RunOutcome run_plan(const RunSettings& s, const MakeStage& make_stage,
         options.shard_optimizer = s.shard_optimizer;
         options.clip_norm = s.clip;
         options.seed = 42;
+        if constexpr (requires { options.dispatch.ahead = s.ahead; })
+          options.dispatch.ahead = s.ahead;
         mega::Trainer<Plan> trainer(world, options, make_stage, make_device(world.rank()));
         prepare(trainer);
         for (int step = 0; step < s.steps; ++step) {

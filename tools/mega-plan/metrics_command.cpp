@@ -1,9 +1,11 @@
 #include "metrics_command.hpp"
 
 #include "arguments.hpp"
+#include "recorded_pipeline.hpp"
 #include "trace_file.hpp"
 #include <mega/core/error.hpp>
 #include <mega/dpp/metrics.hpp>
+#include <mega/scan/import.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -11,9 +13,15 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace plan {
 
@@ -25,7 +33,7 @@ namespace {
 constexpr double ns_per_ms = 1e6;
 
 struct MetricsArguments {
-  std::string file;
+  std::vector<std::string> files;
   std::optional<int> skip;
   bool json = false;
 };
@@ -146,21 +154,54 @@ void print_text(const std::string& file, const TraceFile& trace, const Extents& 
               fixed(transfers.coverage(), 4).c_str());
 }
 
+/// Whether the file begins as a mega trainer's recording does.
+bool is_recording(const std::string& path) {
+  std::string head(64, '\0');
+  std::ifstream(path).read(head.data(), static_cast<std::streamsize>(head.size()));
+  return std::string_view(head).starts_with("{\"mega_trace\"");
+}
+
+/// A file of another system holds all ranks; our recordings are a folder, or a file a rank.
+TraceFile read(const std::vector<std::string>& files) {
+  const bool recorded = files.size() > 1 || std::filesystem::is_directory(files.front()) ||
+                        is_recording(files.front());
+  if (!recorded) return read_trace(files.front());
+  mega::scan::Trace trace;
+  for (const std::string& file : files) mega::scan::import_file(trace, file);
+  return {"mega", recorded_pipeline(trace)};
+}
+
+/// The first `count` iterations, set-up, need not be whole. What there is must remain for measure()
+/// to refuse where that is nothing.
+int leave_out(dpp::PipelineRecord& record, int count) {
+  std::set<int> numbers;
+  for (const dpp::IterationRecord& i : record.iterations) numbers.insert(i.iteration);
+  if (count <= 0 || numbers.size() <= static_cast<std::size_t>(count)) return count;
+  const int first = *std::next(numbers.begin(), count);
+  const auto is_early = [&](const auto& each) { return each.iteration < first; };
+  std::erase_if(record.iterations, is_early);
+  std::erase_if(record.compute, is_early);
+  std::erase_if(record.transfers, is_early);
+  return 0;
+}
+
 void run(const MetricsArguments& arguments) {
-  const TraceFile trace = read_trace(arguments.file);
-  const int skip = arguments.skip.value_or(skipped_by_default(trace.record));
+  const std::string& file = arguments.files.front();
+  TraceFile trace = read(arguments.files);
+  const int skip =
+      leave_out(trace.record, arguments.skip.value_or(skipped_by_default(trace.record)));
   const auto metrics = [&] {
     try {
       return dpp::measure(trace.record, skip);
     } catch (const mega::Error& error) {
-      throw mega::Error(error.code(), sentence(arguments.file, ": ", error.what()), error.where());
+      throw mega::Error(error.code(), sentence(file, ": ", error.what()), error.where());
     }
   }();
   const Extents extents = extents_of(trace.record);
   if (arguments.json) {
     print_json(trace, extents, metrics);
   } else {
-    print_text(arguments.file, trace, extents, metrics);
+    print_text(file, trace, extents, metrics);
   }
 }
 
@@ -171,8 +212,9 @@ void add_metrics(CLI::App& app, int& /*exit_code*/) {
       "metrics", "Measures a trace: windows and ratios as MegatronApp defines them, and coverage");
   const auto arguments = std::make_shared<MetricsArguments>();
   command
-      .add_option("trace", arguments->file,
-                  "a profile of MegatronApp, packed by gzip or not, or what --perfetto wrote")
+      .add_option("traces", arguments->files,
+                  "a profile of MegatronApp, packed by gzip or not, what --perfetto wrote, or the "
+                  "folder or files of a trainer's --trace")
       ->required();
   command.add_option("--skip", arguments->skip,
                      "how many of the first iterations to leave out; by default 1 of several");

@@ -113,9 +113,10 @@ Json heat_map(const scan::Study& study) {
     const std::string name = group == scan::none ? "all ranks" : t.groups[group].name;
     columns.push_back({{"group", name}, {"waited_us", -us}, {"ranks", std::move(ranks)}});
   }
-  Json ranks = Json::array();
+  std::vector<std::int32_t> ranks;  // files come in any order
   for (const scan::Rank& r : t.ranks) ranks.push_back(r.rank);
-  return {{"ranks", std::move(ranks)}, {"columns", std::move(columns)}};
+  std::sort(ranks.begin(), ranks.end());
+  return {{"ranks", ranks}, {"columns", std::move(columns)}};
 }
 
 /// Each rank's time on the critical path, and what it mostly was.
@@ -256,7 +257,7 @@ if(D.report.what_if){const w=D.report.what_if,box=$("whatif");add(box,"h2","What
  add(box,"p","Slowdown that each data-parallel rank, stage and kind of operation alone accounts for.","fact");
  const t=add(add(box,"div",undefined,"wide"),"table"),h=add(t,"tr");for(const c of ["alone","slowdown"])add(h,"th",c);
  const rows=[];for(const k in w.by_data_rank)rows.push(["data rank "+k,w.by_data_rank[k]]);for(const k in w.by_stage)rows.push(["stage "+k,w.by_stage[k]]);for(const k in w.by_operation)rows.push([k,w.by_operation[k]]);
- rows.sort((a,b)=>b[1]-a[1]);for(const [k,v] of rows.slice(0,16)){const row=add(t,"tr");add(row,"th",k.slice(0,60));add(row,"td",v.toFixed(4));}}
+ rows.sort((a,b)=>b[1]-a[1]);for(const [k,v] of rows.slice(0,16)){const row=add(t,"tr");add(row,"th",k.slice(0,60)).title=k;add(row,"td",v.toFixed(4));}}
 </script></body></html>
 )page";
 

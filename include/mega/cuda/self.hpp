@@ -42,6 +42,8 @@ class LocalChannel {
     cuda::copy(stream, at.memory, message);
     stream.record(at.filled);
   }
+  [[nodiscard]] bool can_send() const noexcept { return sent_ < posted_; }
+  [[nodiscard]] bool ready() const noexcept { return completed_ < sent_; }
   void complete(Stream& stream) {
     expects(completed_ < sent_, ErrorCode::logic, [&] {
       return sentence("channel ", id_, ": message ", completed_ + 1, " was not sent, ", sent_,
@@ -77,6 +79,7 @@ class LocalSender {
       : channel_(std::move(channel)) {}
   /// @cost  one copy in device memory
   void send(Stream& stream, Vector<const std::byte> message) { channel_->send(stream, message); }
+  [[nodiscard]] bool can_send() const { return channel_->can_send(); }
 
  private:
   std::shared_ptr<detail::LocalChannel> channel_;
@@ -88,6 +91,7 @@ class LocalReceiver {
       : channel_(std::move(channel)) {}
   void post(Stream& stream, Vector<std::byte> slot) { channel_->post(stream, slot); }
   void complete(Stream& stream) { channel_->complete(stream); }
+  [[nodiscard]] bool ready() const { return channel_->ready(); }
 
  private:
   std::shared_ptr<detail::LocalChannel> channel_;
@@ -132,6 +136,12 @@ class SelfComm {
     return receiver(open(peer, id));
   }
 
+  /// Throws Error(logic) where done() gives false: nobody else would change that.
+  template <class Done, class Late>
+  void poll(const Done& done, const Late& late) const {
+    expects(done(), ErrorCode::logic, [&] { return late("on a communicator of one rank"); });
+  }
+
  private:
   static void expect_self(int rank) {
     expects(rank == 0, ErrorCode::logic,
@@ -149,5 +159,6 @@ class SelfComm {
 };
 
 static_assert(comm::communicator<SelfComm, Stream>);
+static_assert(comm::has_channel_queries<SelfComm, Stream>);
 
 }  // namespace mega::inline v0::cuda

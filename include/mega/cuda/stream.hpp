@@ -40,10 +40,17 @@ class Stream {
     (void)cudaStreamDestroy(stream_);
   }
 
-  [[nodiscard]] cudaStream_t native() const noexcept { return stream_; }
+  [[nodiscard]] cudaStream_t native() const noexcept {
+    ++uses_;
+    return stream_;
+  }
+  /// Grows with whatever may queue work: native(), wait(), scratch(), resource(). Two equal values
+  /// have none between them, provided that nobody keeps what these return for a later operation.
+  [[nodiscard]] std::uint64_t uses() const noexcept { return uses_; }
 
   void record(Event& event) { check(cudaEventRecord(event.native(), stream_), "cudaEventRecord"); }
   void wait(const Event& event) {
+    ++uses_;
     check(cudaStreamWaitEvent(stream_, event.native(), 0), "cudaStreamWaitEvent");
   }
   /// @throws  Error(device) for whatever queued work did wrong; CUDA reports it from then on
@@ -55,6 +62,7 @@ class Stream {
   /// @throws  Error(logic) where it would have to grow while the stream is captured: a graph would
   ///          own the memory
   [[nodiscard]] void* scratch(std::size_t bytes) {
+    ++uses_;
     if (bytes > scratch_bytes_) {
       expects(!is_capturing(), ErrorCode::logic, [&] {
         return sentence("scratch of ", bytes, " bytes was asked for in a capture, the stream has ",
@@ -83,6 +91,7 @@ class Stream {
   /// This stream's own T, made by T(stream) at the first call; it ends before the stream does.
   template <class T>
   [[nodiscard]] T& resource() {
+    ++uses_;
     for (const Resource& known : resources_)
       if (known.key == &key_of<T>) return *static_cast<T*>(known.object.get());
     resources_.push_back({&key_of<T>, std::make_shared<T>(*this)});
@@ -103,6 +112,7 @@ class Stream {
     std::swap(scratch_bytes_, other.scratch_bytes_);
     std::swap(scratch_revision_, other.scratch_revision_);
     std::swap(resources_, other.resources_);
+    std::swap(uses_, other.uses_);
   }
 
   cudaStream_t stream_ = nullptr;
@@ -110,6 +120,7 @@ class Stream {
   std::size_t scratch_bytes_ = 0;
   std::uint64_t scratch_revision_ = 0;
   std::vector<Resource> resources_;
+  mutable std::uint64_t uses_ = 0;
 };
 
 static_assert(stream<Stream>);

@@ -42,6 +42,9 @@ struct PipelineProfile {
   std::vector<ActionTimes> times;  ///< [p*v] by stage, or one entry for all
   /// [p] live activations of a chunk that a rank may hold, fractions allowed; empty: any number.
   std::vector<double> caps;
+  /// [p*v] micro-batches that the place rank*v + chunk has room for; empty: for all. What is laid
+  /// out for each chunk limits more than a rank's sum does.
+  std::vector<int> chunk_caps = {};
   /// Part of an activation that the input gradient has released already, in [0, 1]; the weight
   /// gradient releases the rest. 0: all is kept for the weight gradient.
   double released_by_input = 0;
@@ -112,6 +115,16 @@ inline void expect_profile(const PipelineProfile& profile) {
     return sentence("the profile has memory caps of ", profile.caps.size(),
                     " ranks, not of p = ", profile.p);
   });
+  expects(profile.chunk_caps.empty() || profile.chunk_caps.size() == stages, ErrorCode::usage, [&] {
+    return sentence("the profile has room for micro-batches of ", profile.chunk_caps.size(),
+                    " chunks, not of p*v = ", stages);
+  });
+  for (const int& cap : profile.chunk_caps) {
+    expects(cap >= 1, ErrorCode::usage, [&] {
+      return sentence("place ", &cap - profile.chunk_caps.data(), " has room for ", cap,
+                      " micro-batches; it needs room for at least 1");
+    });
+  }
   for (const double& cap : profile.caps) {
     expects(cap >= profile.v, ErrorCode::usage, [&] {
       return sentence("rank ", &cap - profile.caps.data(), " may hold ", cap,
@@ -131,6 +144,7 @@ class Pipeline {
         v(profile.v),
         kept(1 - profile.released_by_input),
         caps(profile.caps),
+        chunk_caps(profile.chunk_caps),
         times(profile.times),
         stage_of(std::move(stage_of_place)),
         rank_of(stage_of.size(), 0),
@@ -146,6 +160,7 @@ class Pipeline {
       hop_up[s + 1] = times[s + 1].hop;
     }
     if (caps.empty()) caps.assign(at(p), never);
+    if (chunk_caps.empty()) chunk_caps.assign(stage_of.size(), m);
   }
 
   [[nodiscard]] static std::size_t at(int i) noexcept { return static_cast<std::size_t>(i); }
@@ -174,6 +189,7 @@ class Pipeline {
   int v;
   double kept;                     ///< of an activation between its I and its W
   std::vector<double> caps;        ///< [p]
+  std::vector<int> chunk_caps;     ///< [p*v] by place
   std::vector<ActionTimes> times;  ///< [p*v] by stage
   std::vector<int> stage_of;       ///< [p*v] by place rank*v + chunk
   std::vector<int> rank_of;        ///< [p*v] by stage
@@ -258,7 +274,7 @@ class Stopwatch {
  public:
   explicit Stopwatch(const Pipeline& pipeline) : pipe_(pipeline) {}
 
-  /// False where ranks wait for each other for ever or a rank exceeds its cap.
+  /// False where ranks wait for each other for ever or a rank or a chunk exceeds its cap.
   bool run(const Words& words) {
     const auto stages = Pipeline::at(pipe_.p * pipe_.v);
     forward_.assign(stages * Pipeline::at(pipe_.m), never);
@@ -270,6 +286,7 @@ class Stopwatch {
     peak_.assign(words.size(), 0.0);
     next_.assign(words.size(), 0);
     done_.assign(words.size() * Pipeline::at(pipe_.v), {});
+    chunk_is_full_ = false;
     starts_.resize(words.size());
     awake_.clear();
     for (int rank = pipe_.p; rank-- > 0;) awake_.push_back(rank);
@@ -279,7 +296,9 @@ class Stopwatch {
       awake_.pop_back();
       starts_[Pipeline::at(rank)].resize(words[Pipeline::at(rank)].size());
       if (advance(rank, words[Pipeline::at(rank)])) ++ended;
-      if (peak_[Pipeline::at(rank)] > pipe_.caps[Pipeline::at(rank)] + memory_slack) return false;
+      if (peak_[Pipeline::at(rank)] > pipe_.caps[Pipeline::at(rank)] + memory_slack ||
+          chunk_is_full_)
+        return false;
     }
     return ended == words.size();
   }
@@ -380,6 +399,8 @@ class Stopwatch {
     peak_[r] = std::max(peak_[r], live_[r]);
     if (letter.kind == ActionKind::forward) {
       forward_[pipe_.slot(stage, done.forward++)] = end;
+      chunk_is_full_ |= done.forward - done.weight >
+                        pipe_.chunk_caps[Pipeline::at(rank * pipe_.v + letter.chunk)];
       wake(2 * stage);
     }
     if (gives_weight_gradient(letter.kind)) ++done.weight;
@@ -399,11 +420,12 @@ class Stopwatch {
   std::vector<double> forward_;   // [stages, m] end, or never
   std::vector<double> gradient_;  // [stages, m] end of I, or never
   std::vector<int> waiter_;       // [2*stages] rank that waits for the event, or -1
-  std::vector<double> clock_;     // [p] as are the six below
+  std::vector<double> clock_;     // [p] as are the five below
   std::vector<double> first_;
   std::vector<double> live_;
   std::vector<double> peak_;
   std::vector<std::size_t> next_;
+  bool chunk_is_full_ = false;  // beyond its cap
   std::vector<int> awake_;
   std::vector<std::vector<double>> starts_;
   std::vector<Done> done_;  // [p*v]
@@ -420,7 +442,7 @@ struct ListRules {
 /// Builds words in the order of time: a rank that is free picks an action whose input is there.
 /// A forward is let in only if, with what it takes, the micro-batches before it can still be
 /// finished one after the other within the cap (the banker's rule): no cap deadlocks, whatever the
-/// placement.
+/// placement. Nor does that of a chunk, which holds older micro-batches only.
 class ListScheduler {
  public:
   ListScheduler(const Pipeline& pipeline, const ListRules& rules)
@@ -464,6 +486,8 @@ class ListScheduler {
   bool admits(int rank, int chunk) {
     const Place& own = place(rank, chunk);
     if (own.forward - own.input >= rules_.lead[Pipeline::at(rank * pipe_.v + chunk)]) return false;
+    if (own.forward - own.weight >= pipe_.chunk_caps[Pipeline::at(rank * pipe_.v + chunk)])
+      return false;
     const double cap = pipe_.caps[Pipeline::at(rank)] + memory_slack;
     if (ranks_[Pipeline::at(rank)].memory + 1 > cap) return false;
     int oldest = own.forward;
@@ -740,7 +764,7 @@ class ScheduleSearch {
         }
       }
     }
-    consider("list", best_list);
+    if (!best_list.empty()) consider("list", best_list);
   }
 
   /// A quarter of the tries, which cost some ten times the others, vary the rules of the best list

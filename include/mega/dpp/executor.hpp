@@ -274,6 +274,13 @@ class Executor {
       return !gives_input_gradient(a.kind) || !port.gradient_out || port.gradient_out->can_send();
     }
     [[nodiscard]] stream_type& compute() const noexcept { return executor.compute_; }
+    [[nodiscard]] auto waiting_for(const Action& a) const {
+      const ChunkPlacement& at = executor.placements_[static_cast<std::size_t>(a.chunk)];
+      const bool forward = a.kind == ActionKind::forward;
+      return executor.wait_span(forward ? ActionKind::recv_forward : ActionKind::recv_backward,
+                                static_cast<std::size_t>(a.chunk), a.microbatch,
+                                forward ? at.previous_rank : at.next_rank);
+    }
   };
 
   Slot<Stage>& slot(std::size_t chunk, int microbatch) {

@@ -1,5 +1,5 @@
-/// @file  Dispatch policies that choose: LookAhead<L> takes a later action while the next one of
-/// its list waits, and Replay<L> performs an order that LookAhead<L> once took.
+/// @file  Dispatch policies that choose: LookAhead<L> and BoundedLookAhead take a later action
+/// while the next one of their list waits, and Replay<L> performs an order that they once took.
 #pragma once
 #include <mega/comm/concepts.hpp>
 #include <mega/core/device.hpp>
@@ -146,6 +146,8 @@ class Leader {
     const int first = mesh.group(mesh.group(world.rank(), Axis::tensor), Axis::context);
     group_.emplace(Group{device.allocate(decision_bytes(mesh)), world.split(first, world.rank()),
                          device.make_stream("decision")});
+    // Whoever decides late may be doing something else for the first time.
+    if constexpr (comm::has_attended_calls<Comm>) group_->comm.attend(true);
   }
 
   /// What the leader's decide() gives, on all ranks of the group; the others' is not called.
@@ -175,6 +177,72 @@ class Leader {
 
 }  // namespace detail
 
+namespace detail {
+
+/// Chooses by the rule of LookAheadOrder, and tells the ranks of the stage.
+template <device_policy Device, class Comm>
+class LookAheadDispatcher {
+  static_assert(comm::has_channel_queries<Comm, typename Device::stream_type>,
+                "mega: look-ahead asks channels whether a message is here; this communicator "
+                "lacks can_send(), ready() or poll(), so use StaticDispatch");
+
+ public:
+  /// Collective over `world`, which outlives the dispatcher. @param list  of this rank, lowered
+  LookAheadDispatcher(int ahead, Device& device, Comm& world, const Mesh& mesh,
+                      std::span<const Action> list)
+      : world_(world), order_(list, ahead), pace_(device), leader_(device, world, mesh) {}
+
+  [[nodiscard]] std::span<const Action> executed() const noexcept { return order_.executed(); }
+
+  void reorder(std::span<const Action> list) { order_ = DecidedOrder(list, order_.rule().limit()); }
+
+  template <class Step>
+  void run(Step& step) {
+    order_.run(step, [&] {
+      pace_.mark(step.compute());
+      pace_.hold();
+      return leader_.decide([&] { return choose(step); });
+    });
+  }
+
+ private:
+  template <class Step>
+  int choose(Step& step) {
+    const LookAheadOrder& rule = order_.rule();
+    const auto look = [&] {
+      return rule.next([&](const Action& a, bool ahead) {
+        return step.has_arrived(a) && (!ahead || step.can_leave(a));
+      });
+    };
+    std::optional<int> chosen = look();
+    if (chosen) return *chosen;
+    const Action& missing = rule[rule.statically_next()];
+    const auto span = step.waiting_for(missing);
+    int asked = 0;
+    world_.poll(
+        [&] {
+          // Nothing has come for long: if own work has failed, nothing ever will.
+          if (++asked == patience) step.compute().synchronize();
+          chosen = look();
+          return chosen.has_value();
+        },
+        [&](const std::string& when) {
+          return sentence("rank ", world_.rank(), ": the input of ", to_string(missing),
+                          " did not arrive ", when);
+        });
+    return *chosen;
+  }
+
+  static constexpr int patience = 2500;
+
+  Comm& world_;
+  DecidedOrder order_;
+  Pace<Device> pace_;
+  Leader<Device, Comm> leader_;
+};
+
+}  // namespace detail
+
 /// The list in its order as long as its next action can begin; while that one waits for its input,
 /// a later one whose input is here, by the rule of LookAheadOrder. At most L forwards run out of
 /// turn, so a rank holds at most L activations more than in the static order, and every chunk has L
@@ -195,55 +263,56 @@ struct LookAhead {
   }
 
   template <device_policy Device, class Comm>
-  class dispatcher {
-    static_assert(comm::has_channel_queries<Comm, typename Device::stream_type>,
-                  "mega: look-ahead asks channels whether a message is here; this communicator "
-                  "lacks can_send(), ready() or poll(), so use StaticDispatch");
-
+  class dispatcher : public detail::LookAheadDispatcher<Device, Comm> {
    public:
-    /// Collective over `world`, which outlives the dispatcher. @param list  of this rank, lowered
-    dispatcher(Device& device, Comm& world, const Mesh& mesh, std::span<const Action> list)
-        : world_(world), order_(list, L), pace_(device), leader_(device, world, mesh) {}
-
-    [[nodiscard]] std::span<const Action> executed() const noexcept { return order_.executed(); }
+    dispatcher(LookAhead, Device& device, Comm& world, const Mesh& mesh,
+               std::span<const Action> list)
+        : detail::LookAheadDispatcher<Device, Comm>(L, device, world, mesh, list) {}
 
     template <class Step>
     void run(std::span<const Action> /*list*/, Step& step) {
-      order_.run(step, [&] {
-        pace_.mark(step.compute());
-        pace_.hold();
-        return leader_.decide([&] { return choose(step); });
-      });
+      detail::LookAheadDispatcher<Device, Comm>::run(step);
+    }
+  };
+};
+
+/// Look-ahead whose L is a value, equal on all ranks: `.dispatch = {2}` in the trainer's options. 0
+/// is the static order, and costs what StaticDispatch does.
+struct BoundedLookAhead {
+  static constexpr std::string_view name = "bounded-look-ahead";
+  static constexpr bool queries_channels = true;
+  int ahead = 0;
+
+  [[nodiscard]] constexpr std::size_t required_bytes(const Mesh& mesh) const noexcept {
+    return ahead > 0 ? detail::decision_bytes(mesh) : 0;
+  }
+
+  template <device_policy Device, class Comm>
+  class dispatcher {
+   public:
+    /// Collective over `world` unless L is 0. Throws Error(usage) if it is negative.
+    dispatcher(BoundedLookAhead policy, Device& device, Comm& world, const Mesh& mesh,
+               std::span<const Action> list) {
+      if (policy.ahead != 0) chooser_.emplace(policy.ahead, device, world, mesh, list);
+    }
+
+    /// Compute actions of the last step, in the order in which they were queued; none if L is 0.
+    [[nodiscard]] std::span<const Action> executed() const noexcept {
+      return chooser_ ? chooser_->executed() : std::span<const Action>();
+    }
+
+    void reorder(std::span<const Action> list) {
+      if (chooser_) chooser_->reorder(list);
+    }
+
+    template <class Step>
+    void run(std::span<const Action> list, Step& step) {
+      if (chooser_) return chooser_->run(step);
+      for (const Action& a : list) step.perform(a);
     }
 
    private:
-    template <class Step>
-    int choose(Step& step) {
-      const LookAheadOrder& rule = order_.rule();
-      std::optional<int> chosen;
-      int asked = 0;
-      world_.poll(
-          [&] {
-            // Nothing has come for long: if own work has failed, nothing ever will.
-            if (++asked == patience) step.compute().synchronize();
-            chosen = rule.next([&](const Action& a, bool ahead) {
-              return step.has_arrived(a) && (!ahead || step.can_leave(a));
-            });
-            return chosen.has_value();
-          },
-          [&](const std::string& when) {
-            return sentence("rank ", world_.rank(), ": the input of ",
-                            to_string(rule[rule.statically_next()]), " did not arrive ", when);
-          });
-      return *chosen;
-    }
-
-    static constexpr int patience = 2500;
-
-    Comm& world_;
-    detail::DecidedOrder order_;
-    detail::Pace<Device> pace_;
-    detail::Leader<Device, Comm> leader_;
+    std::optional<detail::LookAheadDispatcher<Device, Comm>> chooser_;
   };
 };
 
@@ -260,7 +329,8 @@ struct Replay {
   template <device_policy Device, class Comm>
   class dispatcher {
    public:
-    dispatcher(Device&, Comm&, const Mesh&, std::span<const Action> list) : order_(list, L) {}
+    dispatcher(Replay, Device&, Comm&, const Mesh&, std::span<const Action> list)
+        : order_(list, L) {}
 
     /// For the steps from now on: what executed() gave on this rank, with this list. The static
     /// order until then.
@@ -303,6 +373,7 @@ struct Replay {
   };
 };
 
-static_assert(dispatch_policy<LookAhead<1>> && dispatch_policy<Replay<1>>);
+static_assert(dispatch_policy<LookAhead<1>> && dispatch_policy<BoundedLookAhead> &&
+              dispatch_policy<Replay<1>>);
 
 }  // namespace mega::inline v0::dpp

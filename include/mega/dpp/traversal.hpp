@@ -47,8 +47,8 @@ template <class P>
 concept traversal_policy = semiregular<P> && has_traversal_name<P> && gives_traversal_length<P> &&
     writes_traversal_order<P>;
 
-/// A policy whose order changes between steps names all that it may become, itself among them:
-/// alternatives(p, m). Slots are made for every one of them.
+/// A policy whose order changes between steps names all that it may become: alternatives(p, m).
+/// Slots are made for every one of them, and for itself.
 template <class P>
 concept names_alternatives = requires(const P policy, int p, int m) {
   { policy.alternatives(p, m) } -> std::same_as<std::vector<P>>;

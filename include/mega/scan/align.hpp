@@ -10,6 +10,7 @@
 /// wrongly. Sources: Scalasca's linear offset interpolation; Cormen et al., difference constraints.
 #pragma once
 #include <mega/core/error.hpp>
+#include <mega/scan/detail/threads.hpp>
 #include <mega/scan/match.hpp>
 #include <mega/scan/trace.hpp>
 
@@ -61,7 +62,8 @@ struct AlignOptions {
   double drift_window_s = 0.05;   ///< shorter windows get no drift
   double drift_significance = 4;  ///< a slope below this many standard errors is taken as zero
   double keep_below_us =
-      10;  ///< clocks that agree this well, without a violation, stay as they are
+      10;                   ///< clocks that agree this well, without a violation, stay as they are
+  std::size_t threads = 0;  ///< 0: as many as the machine runs at once
 };
 
 namespace detail {
@@ -87,6 +89,7 @@ class Aligner {
     collect();
     if (models_.size() > 1) {
       place();
+      if (out_.refusal.empty()) list_samples();
       for (int sweep = 0; sweep < sweeps && out_.refusal.empty(); ++sweep) {
         if (refine(sweep > 0) < settled && sweep > 1) break;
       }
@@ -131,13 +134,13 @@ class Aligner {
       const std::size_t first = members_.size();
       std::size_t sender = absent, receiver = absent;
       std::int32_t root = -1;
-      for (const TableIndex i : matches_.of(instance)) {
-        const Communication& c = t_.communications[i];
+      for (std::size_t k = instance.first; k < instance.first + instance.count; ++k) {
+        const Communication& c = t_.communications[matches_.members[k]];
         const Event& e = t_.events[c.event];
         if (c.op == CommunicationOp::send) sender = members_.size();
         if (c.op == CommunicationOp::recv) receiver = members_.size();
         if (c.peer >= 0) root = c.peer;
-        members_.push_back({clock_of_[t_.rank_index(e)], e.begin, e.end});
+        members_.push_back({clock_of_[matches_.ranks[k]], e.begin, e.end});
       }
       if (sender != absent && receiver != absent) {
         orders_.push_back({members_[sender], members_[receiver]});
@@ -180,19 +183,19 @@ class Aligner {
     return meetings_.empty() ? pairs_ : meetings_;
   }
 
-  /// The common end of a meeting's members whose clocks are known.
+  /// The common end of a meeting's members whose clocks are known. `ends` is scratch.
   [[nodiscard]] bool common_end(const Meeting& meeting, const std::vector<char>& known,
-                                Nanoseconds& out) {
-    ends_.clear();
+                                Nanoseconds& out, std::vector<Nanoseconds>& ends) const {
+    ends.clear();
     for (std::size_t k = 0; k < meeting.count; ++k) {
       const Member& m = members_[meeting.first + k];
-      if (known[m.clock] != 0) ends_.push_back(end(m));
+      if (known[m.clock] != 0) ends.push_back(end(m));
     }
-    if (ends_.empty()) return false;
-    const auto middle = ends_.begin() + static_cast<std::ptrdiff_t>(ends_.size() / 2);
-    std::nth_element(ends_.begin(), middle, ends_.end());
+    if (ends.empty()) return false;
+    const auto middle = ends.begin() + static_cast<std::ptrdiff_t>(ends.size() / 2);
+    std::nth_element(ends.begin(), middle, ends.end());
     out = *middle;
-    if (ends_.size() % 2 == 0) out -= (out - *std::max_element(ends_.begin(), middle)) / 2;
+    if (ends.size() % 2 == 0) out -= (out - *std::max_element(ends.begin(), middle)) / 2;
     return true;
   }
 
@@ -237,7 +240,7 @@ class Aligner {
     std::vector<Nanoseconds> base(models_.size(), 0);
     for (const Meeting& meeting : meetings) {
       Nanoseconds common = 0;
-      if (!common_end(meeting, known, common)) continue;
+      if (!common_end(meeting, known, common, ends_)) continue;
       for (std::size_t k = 0; k < meeting.count; ++k) {
         const Member& m = members_[meeting.first + k];
         if (known[m.clock] != 0) continue;
@@ -256,52 +259,92 @@ class Aligner {
     return placed;
   }
 
+  /// A member of an operation, as its clock sees it.
   struct Sample {
-    Nanoseconds t;    // of the clock itself
-    double residual;  // common end - own end
-    bool slope_only;  // tells of the drift, but not of the offset
+    Nanoseconds t;          // of the clock itself
+    std::uint32_t meeting;  // into common_
+    bool slope_only;        // tells of the drift, but not of the offset
+    double residual;        // common end - own end
   };
 
-  /// Every clock moves to the median of its residuals; with `drift`, also turns by their slope.
   /// Ends of a transfer may differ, but by the same each time: transfers tell of drifts, and groups
-  /// that only transfers join have nothing else. Returns the largest move in ns, drift included.
-  double refine(bool drift) {
-    std::vector<std::vector<Sample>> samples(models_.size());
-    const std::vector<char> all(models_.size(), 1);
+  /// that only transfers join have nothing else.
+  void list_samples() {
     const auto add = [&](const std::vector<Meeting>& meetings, bool slope_only) {
       for (const Meeting& meeting : meetings) {
-        Nanoseconds common = 0;
-        (void)common_end(meeting, all, common);
+        const auto at = static_cast<std::uint32_t>(asked_.size());
+        asked_.push_back(&meeting);
         for (std::size_t k = 0; k < meeting.count; ++k) {
           const Member& m = members_[meeting.first + k];
-          samples[m.clock].push_back({m.end, static_cast<double>(common - end(m)), slope_only});
+          samples_[m.clock].push_back({m.end, at, slope_only, 0});
         }
       }
     };
+    samples_.resize(models_.size());
     add(evidence(), false);
-    if (drift && &evidence() != &pairs_) add(pairs_, true);
-    std::vector<double> values;
-    double largest = 0;
-    for (std::size_t c = 0; c < models_.size(); ++c) {
-      std::vector<Sample>& own = samples[c];
-      if (own.empty()) continue;
-      if (drift) largest = std::max(largest, turn(models_[c], own, values));
-      values.clear();
-      for (const Sample& s : own) {
-        if (!s.slope_only) values.push_back(s.residual);
-      }
-      if (values.empty()) continue;
-      const double move = median(values);
-      largest = std::max(largest, std::abs(move));
-      models_[c].offset += static_cast<Nanoseconds>(std::llround(move));
+    offset_evidence_ = asked_.size();
+    if (&evidence() != &pairs_) add(pairs_, true);
+    common_.resize(asked_.size());
+    on_threads(samples_.size(), useful_threads(options_.threads, samples_.size()),
+               [&](std::size_t clock, std::size_t) {
+                 std::sort(samples_[clock].begin(), samples_[clock].end(),
+                           [](const Sample& a, const Sample& b) {
+                             return std::pair(a.t, a.meeting) < std::pair(b.t, b.meeting);
+                           });
+               });
+  }
+
+  /// Every clock moves to the median of its residuals; with `drift`, also turns by their slope.
+  /// Returns the largest move in ns, drift included.
+  double refine(bool drift) {
+    const std::vector<char> all(models_.size(), 1);
+    const std::size_t count = drift ? asked_.size() : offset_evidence_;
+    constexpr std::size_t at_once = 1024;
+    const std::size_t pieces = (count + at_once - 1) / at_once;
+    std::size_t threads = useful_threads(options_.threads, pieces);
+    std::vector<std::vector<Nanoseconds>> ends(threads, std::vector<Nanoseconds>(models_.size()));
+    on_threads(pieces, threads, [&](std::size_t piece, std::size_t worker) {
+      for (std::size_t i = piece * at_once; i < std::min(count, (piece + 1) * at_once); ++i)
+        (void)common_end(*asked_[i], all, common_[i], ends[worker]);
+    });
+    threads = useful_threads(options_.threads, models_.size());
+    std::vector<std::vector<double>> values(threads);
+    for (std::vector<double>& v : values) v.reserve(most_samples());
+    std::vector<double> moves(models_.size(), 0);
+    on_threads(models_.size(), threads, [&](std::size_t clock, std::size_t worker) {
+      moves[clock] = refine(clock, drift, values[worker]);
+    });
+    return *std::max_element(moves.begin(), moves.end());
+  }
+
+  [[nodiscard]] std::size_t most_samples() const {
+    std::size_t most = 0;
+    for (const auto& own : samples_) most = std::max(most, own.size());
+    return most;
+  }
+
+  /// One clock; returns its move. `values` is scratch for as many as it has samples.
+  double refine(std::size_t clock, bool drift, std::vector<double>& values) {
+    std::vector<Sample>& own = samples_[clock];
+    ClockModel& model = models_[clock];
+    for (Sample& s : own) {
+      if (drift || !s.slope_only)
+        s.residual = static_cast<double>(common_[s.meeting] - model.apply(s.t));
     }
-    return largest;
+    double largest = drift && !own.empty() ? turn(model, own, values) : 0;
+    values.clear();
+    for (const Sample& s : own) {
+      if (!s.slope_only) values.push_back(s.residual);
+    }
+    if (values.empty()) return largest;
+    const double move = median(values);
+    model.offset += static_cast<Nanoseconds>(std::llround(move));
+    return std::max(largest, std::abs(move));
   }
 
   /// Theil-Sen over pairs half a window apart; the residuals are updated. Returns how far an end of
   /// the window turned, in ns.
   double turn(ClockModel& model, std::vector<Sample>& own, std::vector<double>& values) const {
-    std::sort(own.begin(), own.end(), [](const Sample& a, const Sample& b) { return a.t < b.t; });
     const double span = static_cast<double>(own.back().t - own.front().t);
     if (own.size() < 16 || span < options_.drift_window_s * 1e9) return 0;
     const std::size_t half = own.size() / 2;
@@ -370,7 +413,7 @@ class Aligner {
     const std::vector<char> all(models_.size(), 1);
     for (const Meeting& meeting : evidence()) {
       Nanoseconds common = 0;
-      (void)common_end(meeting, all, common);
+      (void)common_end(meeting, all, common, ends_);
       for (std::size_t k = 0; k < meeting.count; ++k)
         values.push_back(std::abs(static_cast<double>(end(members_[meeting.first + k]) - common)));
     }
@@ -535,6 +578,10 @@ class Aligner {
   std::vector<Order> orders_;
   std::map<std::pair<std::size_t, std::size_t>, Nanoseconds> edges_;
   std::vector<Nanoseconds> ends_;
+  std::vector<const Meeting*> asked_;         // what the samples are of, offsets' evidence first
+  std::size_t offset_evidence_ = 0;           // of asked_
+  std::vector<Nanoseconds> common_;           // ends of asked_
+  std::vector<std::vector<Sample>> samples_;  // by clock, in order of time
   Alignment out_;
 };
 
@@ -542,7 +589,7 @@ class Aligner {
 
 /// The clock of the first rank is the reference. A refusal leaves every clock as it was.
 /// Cost: a few passes over the matched communications, and Bellman-Ford over pairs of clocks that
-/// met. Deterministic.
+/// met. Deterministic, whatever the number of threads.
 [[nodiscard]] inline Alignment align(const Trace& trace, const Matches& matches,
                                      const AlignOptions& options = {}) {
   return detail::Aligner(trace, matches, options).run();

@@ -64,8 +64,9 @@ class PathWalk {
     Nanoseconds until = g_.nodes[at].end;
     while (at != none) {
       if (g_.nodes[at].meeting != none) {
-        for (const std::uint32_t m : g_.meetings[g_.nodes[at].meeting]) {
-          if (g_.nodes[m].begin > g_.nodes[at].begin) at = m;
+        for (const std::uint32_t m : g_.members(g_.nodes[at].meeting)) {
+          const auto& other = g_.nodes[m];
+          if (!other.passive && (g_.nodes[at].passive || other.begin > g_.nodes[at].begin)) at = m;
         }
       }
       const auto& n = g_.nodes[at];

@@ -9,6 +9,9 @@
 /// float milliseconds keep half a microsecond. The host spins for the anchor (some 10 us); the
 /// streams that work do not.
 ///
+/// While steps are recorded the drain thread also asks the GPU for its clock, temperature, load and
+/// power, ten times a second, where NVML is there: evidence for why a rank is slow.
+///
 /// CUDA graphs: events of captured spans are event record nodes with cudaEventRecordExternal, and
 /// each replay writes them again, so the times of a replay can be read from its end to the next
 /// launch only. See begin_capture(). A span must not begin inside a capture and end outside.
@@ -16,11 +19,14 @@
 #include <mega/core/hooks.hpp>
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/stream.hpp>
+#include <mega/scan/nvml.hpp>
 #include <mega/scan/recorder.hpp>
+#include <mega/scan/trace.hpp>
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <concepts>
@@ -28,6 +34,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -76,13 +83,38 @@ struct CapturedGraph {
   }
 };
 
+/// A recorded event and how many hold it: the spans that begin or end there, and the lane whose
+/// last event it is.
+struct TimePoint {
+  cudaEvent_t event = nullptr;
+  std::atomic<int> holders{0};
+};
+
+/// A stream at one moment. Equal uses mean that nothing was queued in between; see
+/// cuda::Stream::uses().
+struct StreamPoint {
+  cudaStream_t stream = nullptr;
+  std::optional<std::uint64_t> uses_before, uses_after;  ///< around the call of native()
+
+  template <class S>
+  [[nodiscard]] static StreamPoint of(S& stream) {
+    StreamPoint point;
+    if constexpr (requires { stream.uses(); }) point.uses_before = stream.uses();
+    point.stream = stream.native();
+    if constexpr (requires { stream.uses(); }) point.uses_after = stream.uses();
+    return point;
+  }
+};
+
 class CudaRecording final : public Recording {
  public:
   struct Token {
-    cudaEvent_t begin = nullptr;
+    TimePoint* begin = nullptr;
+    cudaEvent_t captured_begin = nullptr;
+    int lane = -1;
     Record record;
     Place outer;
-    bool kept = false, delays = false, waits = false, iterates = false, captured = false;
+    bool kept = false, delays = false, waits = false, iterates = false;
   };
 
   CudaRecording(RecordingInfo info, std::unique_ptr<RecordSink> sink, RecorderOptions options)
@@ -96,6 +128,11 @@ class CudaRecording final : public Recording {
     // Two a span under way; more are made where a step needs them.
     grow(std::min<std::size_t>(options.capacity, 2048));
     info_.cost_ns_per_event = calibrate();
+    std::array<char, 32> bus{};
+    if (options.interval > 0 &&
+        cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), device_) == cudaSuccess)
+      nvml_ = NvmlDevice(bus.data());
+    if (options.interval > 0) anchor();
     start();
   }
   ~CudaRecording() override {
@@ -104,7 +141,7 @@ class CudaRecording final : public Recording {
     } catch (...) {
       // close() tells who asks.
     }
-    for (const cudaEvent_t event : all_) (void)cudaEventDestroy(event);
+    for (const auto& point : all_) (void)cudaEventDestroy(point->event);
     (void)cudaStreamDestroy(anchor_stream_);
   }
 
@@ -114,50 +151,47 @@ class CudaRecording final : public Recording {
     if (samples_) anchor();
   }
 
-  [[nodiscard]] Token begin(const void* lane, cudaStream_t stream, const SpanInfo& info) noexcept {
+  [[nodiscard]] Token begin(const void* lane, const StreamPoint& at,
+                            const SpanInfo& info) noexcept {
     Token token;
     token.waits = info.kind == SpanKind::wait || info.kind == SpanKind::communication;
     token.iterates = info.kind == SpanKind::iteration;
-    if (graph_ != nullptr) return begin_captured(lane, stream, info, token);
+    if (graph_ != nullptr) return begin_captured(lane, at.stream, info, token);
     if (!samples_ && !(options_.times_steps && (token.waits || token.iterates))) return token;
     if (samples_ && steady_now() - anchored_at_ > anchor_age) anchor();
-    token.begin = take_event();
-    const int index = lane_index(lane);
-    if (token.begin == nullptr || index < 0 ||
-        cudaEventRecord(token.begin, stream) != cudaSuccess) {
-      if (token.begin != nullptr) spare_.push_back(std::exchange(token.begin, nullptr));
+    token.lane = lane_index(lane);
+    token.begin = token.lane < 0 ? nullptr : mark(token.lane, at);
+    if (token.begin == nullptr) {
       add(host_dropped_);
       return token;
     }
-    enter(token, info, index);
+    enter(token, info, token.lane);
     token.kept = samples_;
     // Only what holds the compute stream back delays a step.
-    token.delays = token.waits && iteration_stream_ == stream && wait_depth_++ == 0;
-    if (token.waits && iteration_stream_ != stream) token.waits = false;
-    if (token.iterates) iteration_stream_ = stream;
+    token.delays = token.waits && iteration_stream_ == at.stream && wait_depth_++ == 0;
+    if (token.waits && iteration_stream_ != at.stream) token.waits = false;
+    if (token.iterates) iteration_stream_ = at.stream;
     return token;
   }
 
-  void end(cudaStream_t stream, const Token& token) noexcept {
-    if (token.begin == nullptr) return;
+  void end(const StreamPoint& at, const Token& token) noexcept {
+    if (token.captured_begin != nullptr) return end_captured(at.stream, token);
     place_ = token.outer;
-    if (token.captured) return end_captured(stream, token);
     if (token.waits) --wait_depth_;
     if (token.iterates) iteration_stream_ = nullptr;
-    const cudaEvent_t event = take_event();
-    if (event != nullptr && cudaEventRecord(event, stream) == cudaSuccess) {
+    if (TimePoint* const point = mark(token.lane, at); point != nullptr) {
       Pending pending;
       pending.record = token.record;
       pending.begin = token.begin;
-      pending.end = event;
+      pending.end = point;
       pending.anchor = anchor_number_;
       pending.kept = token.kept;
       pending.delays = token.delays;
       pending.iterates = token.iterates;
       if (pending_.push(pending)) return;
+      let_go(point);
     }
-    spare_.push_back(token.begin);
-    if (event != nullptr) spare_.push_back(event);
+    let_go(token.begin);
     add(host_dropped_);
   }
 
@@ -176,9 +210,9 @@ class CudaRecording final : public Recording {
   }
   void replayed(const std::shared_ptr<CapturedGraph>& graph, cudaStream_t stream) noexcept {
     if (!samples_ || graph->spans.empty()) return;
-    const cudaEvent_t gate = take_event();
-    if (gate == nullptr || cudaEventRecord(gate, stream) != cudaSuccess) {
-      if (gate != nullptr) spare_.push_back(gate);
+    TimePoint* const gate = take_event();
+    if (gate == nullptr || cudaEventRecord(gate->event, stream) != cudaSuccess) {
+      if (gate != nullptr) let_go(gate);
       return add(host_dropped_, graph->spans.size());
     }
     Pending pending;
@@ -191,7 +225,7 @@ class CudaRecording final : public Recording {
     for (std::size_t i = 0; i < replays_.size(); ++i)
       if (!replays_[i]) pending.graph = static_cast<int>(i);
     if (!pending_.push(pending)) {
-      spare_.push_back(gate);
+      let_go(gate);
       return add(host_dropped_, graph->spans.size());
     }
     if (pending.graph == static_cast<int>(replays_.size())) replays_.push_back({});
@@ -200,11 +234,14 @@ class CudaRecording final : public Recording {
 
  private:
   static constexpr Nanoseconds anchor_age = 4'000'000'000;
+  static constexpr Nanoseconds device_state_age = 100'000'000;
+  static constexpr Nanoseconds rate_window =
+      200'000'000;  // brackets of microseconds say little less
 
   struct Pending {
     Record record;
-    cudaEvent_t begin = nullptr;  // of a replay: what stands behind it
-    cudaEvent_t end = nullptr;
+    TimePoint* begin = nullptr;  // of a replay: what stands behind it
+    TimePoint* end = nullptr;
     std::uint64_t anchor = 0;
     std::uint64_t launch = 0;
     int graph = -1;  // into replays_
@@ -212,8 +249,14 @@ class CudaRecording final : public Recording {
   };
   struct Anchor {
     ClockAnchor clock;
+    Nanoseconds bracket_ns = 0;  // the device was there at most half of this before or after
     std::uint64_t number = 0;
-    cudaEvent_t event = nullptr;
+    TimePoint* point = nullptr;
+  };
+  /// The last event of a lane, and the stream's uses when it was recorded.
+  struct LaneEnd {
+    TimePoint* point = nullptr;
+    std::uint64_t uses = 0;
   };
 
   /// Clocks of GPUs run apart by what an anchor cannot tell: alignment may correct them.
@@ -229,52 +272,86 @@ class CudaRecording final : public Recording {
 
   bool grow(std::size_t count) noexcept {
     for (std::size_t i = 0; i < count && all_.size() < free_.capacity(); ++i) {
-      cudaEvent_t made = nullptr;
-      if (cudaEventCreateWithFlags(&made, cudaEventDefault) != cudaSuccess) return i > 0;
-      all_.push_back(made);
-      spare_.push_back(made);
+      auto made = std::make_unique<TimePoint>();
+      if (cudaEventCreateWithFlags(&made->event, cudaEventDefault) != cudaSuccess) return i > 0;
+      spare_.push_back(made.get());
+      all_.push_back(std::move(made));
     }
     return !spare_.empty();
   }
-  /// Null where as many as there may be are under way.
-  [[nodiscard]] cudaEvent_t take_event() noexcept {
-    if (spare_.empty()) {
-      cudaEvent_t event = nullptr;
-      if (free_.pop(event)) return event;
-      if (!grow(64)) return nullptr;
+  /// Held once, by the caller; null where as many as there may be are under way.
+  [[nodiscard]] TimePoint* take_event() noexcept {
+    TimePoint* point = nullptr;
+    if (!spare_.empty() || !free_.pop(point)) {
+      if (spare_.empty() && !grow(64)) return nullptr;
+      point = spare_.back();
+      spare_.pop_back();
     }
-    const cudaEvent_t event = spare_.back();
-    spare_.pop_back();
-    return event;
+    point->holders.store(1, std::memory_order_relaxed);
+    return point;
+  }
+  /// @pre  on the rank's thread
+  void let_go(TimePoint* point) noexcept {
+    if (point->holders.fetch_sub(1, std::memory_order_acq_rel) == 1) spare_.push_back(point);
+  }
+  /// For whoever drains.
+  void let_go_drained(TimePoint* point) noexcept {
+    if (point->holders.fetch_sub(1, std::memory_order_acq_rel) == 1) (void)free_.push(point);
+  }
+
+  /// An event here, held for the caller: the lane's last one where nothing was queued behind it,
+  /// since a span mostly begins where another has ended, and each event costs the device a
+  /// microsecond or two. Null where there is none.
+  [[nodiscard]] TimePoint* mark(int lane, const StreamPoint& at) noexcept {
+    const auto index = static_cast<std::size_t>(lane);
+    if (lane_ends_.size() <= index) lane_ends_.resize(index + 1);
+    LaneEnd& last = lane_ends_[index];
+    if (last.point != nullptr && at.uses_before == last.uses) {
+      last.point->holders.fetch_add(1, std::memory_order_relaxed);
+      last.uses = *at.uses_after;
+      return last.point;
+    }
+    TimePoint* const point = take_event();
+    if (point == nullptr) return nullptr;
+    if (cudaEventRecord(point->event, at.stream) != cudaSuccess) {
+      let_go(point);
+      return nullptr;
+    }
+    if (at.uses_after) {
+      point->holders.fetch_add(1, std::memory_order_relaxed);
+      if (last.point != nullptr) let_go(last.point);
+      last = {point, *at.uses_after};
+    }
+    return point;
   }
 
   /// The narrowest of a few brackets. @pre  on the rank's thread
   void anchor() noexcept {
     Anchor best;
     for (int attempt = 0; attempt < 3; ++attempt) {
-      const cudaEvent_t event = take_event();
-      if (event == nullptr) break;
+      TimePoint* const point = take_event();
+      if (point == nullptr) break;
       const Nanoseconds before = steady_now();
-      cudaError_t status = cudaEventRecord(event, anchor_stream_);
-      while (status == cudaSuccess && (status = cudaEventQuery(event)) == cudaErrorNotReady)
+      cudaError_t status = cudaEventRecord(point->event, anchor_stream_);
+      while (status == cudaSuccess && (status = cudaEventQuery(point->event)) == cudaErrorNotReady)
         status = cudaSuccess;
       const Nanoseconds width = steady_now() - before;
-      if (status != cudaSuccess || (best.event != nullptr && width >= best.clock.width_ns)) {
-        spare_.push_back(event);
+      if (status != cudaSuccess || (best.point != nullptr && width >= best.bracket_ns)) {
+        let_go(point);
         continue;
       }
-      if (best.event != nullptr) spare_.push_back(best.event);
-      best.event = event;
+      if (best.point != nullptr) let_go(best.point);
+      best.point = point;
       best.clock.clock_ns = before + width / 2;
-      best.clock.width_ns = width;
+      best.bracket_ns = width;
     }
     (void)cudaGetLastError();  // not ready is an error to CUDA
-    if (best.event == nullptr) return;
+    if (best.point == nullptr) return;
     const ClockAnchor real = anchor_steady_clock();
     best.clock.realtime_ns = real.realtime_ns + (best.clock.clock_ns - real.clock_ns);
-    best.clock.width_ns += real.width_ns;
+    best.clock.width_ns = best.bracket_ns + real.width_ns;
     best.number = anchor_number_ + 1;
-    if (!anchors_.push(best)) return spare_.push_back(best.event);
+    if (!anchors_.push(best)) return let_go(best.point);
     anchor_number_ = best.number;
     anchored_at_ = best.clock.clock_ns;
   }
@@ -289,30 +366,31 @@ class CudaRecording final : public Recording {
   [[nodiscard]] Token begin_captured(const void* lane, cudaStream_t stream, const SpanInfo& info,
                                      Token token) noexcept {
     const int index = lane_index(lane);
-    if (index < 0 || cudaEventCreateWithFlags(&token.begin, cudaEventDefault) != cudaSuccess)
+    cudaEvent_t& begun = token.captured_begin;
+    if (index < 0 || cudaEventCreateWithFlags(&begun, cudaEventDefault) != cudaSuccess)
       return token;
-    if (cudaEventRecordWithFlags(token.begin, stream, cudaEventRecordExternal) != cudaSuccess) {
-      (void)cudaEventDestroy(std::exchange(token.begin, nullptr));
+    if (cudaEventRecordWithFlags(begun, stream, cudaEventRecordExternal) != cudaSuccess) {
+      (void)cudaEventDestroy(std::exchange(begun, nullptr));
       return token;
     }
     enter(token, info, index);
-    token.captured = true;
     return token;
   }
   void end_captured(cudaStream_t stream, const Token& token) noexcept {
+    place_ = token.outer;
     cudaEvent_t event = nullptr;
     if (graph_ == nullptr || cudaEventCreateWithFlags(&event, cudaEventDefault) != cudaSuccess)
       return;
     // Kept even if recording fails: the begin's node names its event for as long as the graph.
     (void)cudaEventRecordWithFlags(event, stream, cudaEventRecordExternal);
-    graph_->spans.push_back({token.record, token.begin, event});
+    graph_->spans.push_back({token.record, token.captured_begin, event});
   }
 
   bool drain() override {
     (void)cudaSetDevice(device_);
     while (const Pending* const oldest = pending_.front()) {
       const Pending pending = *oldest;
-      const cudaEvent_t last = pending.graph >= 0 ? pending.begin : pending.end;
+      const cudaEvent_t last = (pending.graph >= 0 ? pending.begin : pending.end)->event;
       if (finishing_) (void)cudaEventSynchronize(last);
       const cudaError_t status = cudaEventQuery(last);
       if (status == cudaErrorNotReady) {
@@ -324,12 +402,18 @@ class CudaRecording final : public Recording {
         take_replay(pending);
       } else {
         take(pending, status);
-        (void)free_.push(pending.end);
+        let_go_drained(pending.end);
       }
-      (void)free_.push(pending.begin);
+      let_go_drained(pending.begin);
       pending_.pop();
     }
     return false;
+  }
+  [[nodiscard]] std::optional<DeviceState> device_state() override {
+    const Nanoseconds now = steady_now();
+    if (!nvml_ || now - asked_at_ < device_state_age) return {};
+    asked_at_ = now;
+    return nvml_.state(now);
   }
   void last_drain() override {
     finishing_ = true;
@@ -338,10 +422,36 @@ class CudaRecording final : public Recording {
 
   void reach_anchor(std::uint64_t number) {
     while (anchor_.number < number) {
-      if (anchor_.event != nullptr) (void)free_.push(anchor_.event);
-      if (!anchors_.pop(anchor_)) return;
+      Anchor next;
+      if (!anchors_.pop(next)) return;
+      if (anchor_.point != nullptr) {
+        continue_clock(next);
+        let_go_drained(anchor_.point);
+      } else {
+        first_clock_ = next.clock.clock_ns;
+      }
+      anchor_ = next;
       keep(anchor_.clock);
     }
+  }
+
+  /// The clock goes on from the last anchor at the device's rate as far as the new bracket allows:
+  /// else spans on both sides of an anchor would overlap by its error.
+  void continue_clock(Anchor& next) {
+    Nanoseconds since = 0;
+    if (!elapsed(anchor_.point->event, next.point->event, since)) return;
+    const Nanoseconds said = next.clock.clock_ns, half = next.bracket_ns / 2;
+    const Nanoseconds expected = anchor_.clock.clock_ns + scaled(since);
+    next.clock.clock_ns = std::clamp(expected, said - half, said + half);
+    next.clock.realtime_ns += next.clock.clock_ns - said;
+    passed_ += since;
+    if (passed_ >= rate_window)
+      rate_ =
+          static_cast<double>(next.clock.clock_ns - first_clock_) / static_cast<double>(passed_);
+  }
+  /// Time of the device as time of the host.
+  [[nodiscard]] Nanoseconds scaled(Nanoseconds ns) const noexcept {
+    return std::llround(static_cast<double>(ns) * rate_);
   }
 
   /// Nanoseconds from one event to another; false where CUDA does not say.
@@ -356,17 +466,17 @@ class CudaRecording final : public Recording {
   }
   [[nodiscard]] bool times_of(Record& record, cudaEvent_t begin, cudaEvent_t end) const noexcept {
     Nanoseconds offset = 0, duration = 0;
-    if (anchor_.event == nullptr || !elapsed(anchor_.event, begin, offset) ||
+    if (anchor_.point == nullptr || !elapsed(anchor_.point->event, begin, offset) ||
         !elapsed(begin, end, duration))
       return false;
-    record.begin = anchor_.clock.clock_ns + offset;
-    record.end = record.begin + std::max<Nanoseconds>(duration, 0);
+    record.begin = anchor_.clock.clock_ns + scaled(offset);
+    record.end = record.begin + std::max<Nanoseconds>(scaled(duration), 0);
     return true;
   }
 
   void take(const Pending& pending, cudaError_t status) {
     Nanoseconds duration = 0;
-    if (status != cudaSuccess || !elapsed(pending.begin, pending.end, duration))
+    if (status != cudaSuccess || !elapsed(pending.begin->event, pending.end->event, duration))
       return add(host_dropped_);
     if (pending.delays) waits_.fetch_add(duration, std::memory_order_relaxed);
     if (pending.iterates) {
@@ -375,7 +485,7 @@ class CudaRecording final : public Recording {
     }
     if (!pending.kept) return;
     Record record = pending.record;
-    if (!times_of(record, pending.begin, pending.end)) return add(host_dropped_);
+    if (!times_of(record, pending.begin->event, pending.end->event)) return add(host_dropped_);
     keep(record);
   }
 
@@ -418,14 +528,15 @@ class CudaRecording final : public Recording {
     for (int round = 0; round < 8; ++round) {
       const Nanoseconds begun = steady_now();
       for (int i = 0; i < spans; ++i)
-        end(anchor_stream_, begin(this, anchor_stream_, SpanInfo{"calibration"}));
+        end({anchor_stream_, {}, {}},
+            begin(this, {anchor_stream_, {}, {}}, SpanInfo{"calibration"}));
       const Nanoseconds spent = steady_now() - begun;
       best = round == 0 ? spent : std::min(best, spent);
       cuda::check(cudaStreamSynchronize(anchor_stream_), "cudaStreamSynchronize");
       Pending pending;
       while (pending_.pop(pending)) {
-        spare_.push_back(pending.begin);
-        spare_.push_back(pending.end);
+        let_go(pending.begin);
+        let_go(pending.end);
       }
     }
     samples_ = false;
@@ -438,7 +549,9 @@ class CudaRecording final : public Recording {
   int device_ = 0;
   cudaStream_t anchor_stream_ = nullptr;
   // The rank's thread.
-  std::vector<cudaEvent_t> all_, spare_;
+  std::vector<std::unique_ptr<TimePoint>> all_;
+  std::vector<TimePoint*> spare_;
+  std::vector<LaneEnd> lane_ends_;
   std::uint64_t anchor_number_ = 0;
   Nanoseconds anchored_at_ = 0;
   cudaStream_t iteration_stream_ = nullptr;
@@ -448,23 +561,28 @@ class CudaRecording final : public Recording {
   // From there to whoever drains, and back.
   SpscRing<Pending> pending_;
   SpscRing<Anchor> anchors_;
-  SpscRing<cudaEvent_t> free_;
+  SpscRing<TimePoint*> free_;
   std::mutex graphs_;
   std::vector<std::shared_ptr<CapturedGraph>> replays_;
   std::atomic<std::int64_t> host_dropped_{0}, steps_{0};
   std::atomic<Nanoseconds> iterations_{0}, waits_{0};
   // Whoever drains.
   Anchor anchor_;
+  Nanoseconds first_clock_ = 0, passed_ = 0;  // since the first anchor, by the host and the device
+  double rate_ = 1;                           // of the host's clock over the device's
   bool finishing_ = false;
+  // The drain thread.
+  NvmlDevice nvml_;
+  Nanoseconds asked_at_ = 0;
 };
 
 }  // namespace detail
 
 /// Models event_recorder on CUDA streams, as HostRecorder does on the host's. Made on the thread
 /// whose current device the streams belong to, and used there.
-/// @cost  of a recorded span: two cudaEventRecord of the host, 2 to 5 us in all; see
-///        RecordingInfo::cost_ns_per_event. Each is a small piece of work of the device, so
-///        neighbouring kernels lie some hundred nanoseconds further apart.
+/// @cost  of a recorded span: at most two cudaEventRecord of the host, 2 to 5 us in all; see
+///        RecordingInfo::cost_ns_per_event. Each event keeps the device for a microsecond or two.
+///        Spans that meet with nothing queued in between share one.
 /// A span's end is when its last kernel has ended and the event behind it was reached.
 class CudaRecorder {
  public:
@@ -486,13 +604,16 @@ class CudaRecorder {
   [[nodiscard]] Token begin(S& stream, const SpanInfo& info) noexcept requires requires {
     { stream.native() } -> std::convertible_to<cudaStream_t>;
   }
-  { return recording_ ? recording_->begin(&stream, stream.native(), info) : Token{}; }
+  {
+    return recording_ ? recording_->begin(&stream, detail::StreamPoint::of(stream), info) : Token{};
+  }
   template <class S>
   void end(S& stream, const Token& token) noexcept requires requires {
     { stream.native() } -> std::convertible_to<cudaStream_t>;
   }
   {
-    if (token.begin != nullptr) recording_->end(stream.native(), token);
+    if (token.begin != nullptr || token.captured_begin != nullptr)
+      recording_->end(detail::StreamPoint::of(stream), token);
   }
 
   template <class S>

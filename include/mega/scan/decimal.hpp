@@ -1,7 +1,9 @@
 /// @file  Decimal text to whole numbers without floating point: "1712195495505582.988" microseconds
 /// are 1712195495505582988 ns exactly, where a double is off by up to a quarter of a microsecond.
 #pragma once
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -27,30 +29,69 @@ struct Decimal {
 
 namespace detail {
 
-constexpr std::uint64_t power_of_ten(int exponent) noexcept {
-  std::uint64_t power = 1;
-  for (; exponent > 0; --exponent) power *= 10;
-  return power;
-}
+/// 10^0 to 10^19, all that fit.
+inline constexpr auto powers_of_ten = [] {
+  std::array<std::uint64_t, 20> powers{1};
+  for (std::size_t i = 1; i < powers.size(); ++i) powers[i] = powers[i - 1] * 10;
+  return powers;
+}();
 
 [[nodiscard]] constexpr bool is_digit(char c) noexcept {
   return c >= '0' && c <= '9';
 }
 
-/// Eight characters at once, if all are digits. Bytes of a little-endian word: the first character
-/// is the lowest.
-inline bool eight_digits(const char* at, std::uint32_t& out) noexcept {
+/// The digits at the front of eight characters, and their number.
+struct LeadingDigits {
+  std::uint64_t value = 0;
+  unsigned count = 0;
+};
+
+/// @pre eight characters are there, and the machine is little-endian: the first is the lowest byte
+[[nodiscard]] inline LeadingDigits leading_digits(const char* at) noexcept {
+  constexpr std::uint64_t each = 0x0101010101010101U;
   std::uint64_t word = 0;
   std::memcpy(&word, at, sizeof word);
-  const std::uint64_t no_high = word & 0xF0F0F0F0F0F0F0F0U;
-  const std::uint64_t carried = (word + 0x0606060606060606U) & 0xF0F0F0F0F0F0F0F0U;
-  if (no_high != 0x3030303030303030U || carried != 0x3030303030303030U) return false;
-  word -= 0x3030303030303030U;
+  word ^= each * '0';  // digits are 0 to 9 now, all else is more
+  const std::uint64_t others = (((word & each * 0x7FU) + each * 0x76U) | word) & each * 0x80U;
+  const unsigned bits = static_cast<unsigned>(std::countr_zero(others)) & ~7U;
+  if (bits == 0) return {};
+  word <<= 64U - bits;              // zeros in front of the digits
   word = word * 10 + (word >> 8U);  // pairs, in every second byte
   const std::uint64_t low = (word & 0x000000FF000000FFU) * 0x000F424000000064U;
   const std::uint64_t high = (word >> 16U & 0x000000FF000000FFU) * 0x0000271000000001U;
-  out = static_cast<std::uint32_t>((low + high) >> 32U);
-  return true;
+  return {(low + high) >> 32U & 0xFFFFFFFFU, bits / 8};
+}
+
+/// Reads digits with or without a fraction, 18 at most together with `scale`; more than that, signs
+/// and exponents it leaves to parse_decimal(). `out` is the number times 10^scale.
+/// @return the character behind them, inside the text; nullptr: nothing was read
+[[nodiscard]] inline const char* plain_decimal(const char* at, const char* end, int scale,
+                                               std::int64_t& out) noexcept {
+  constexpr std::ptrdiff_t most_read = 24 + 1 + 24 + 1;  // digits, point, digits, what follows
+  if (end - at < most_read || std::endian::native != std::endian::little) return nullptr;
+  std::uint64_t value = 0;
+  const auto run = [&](const char* from) {
+    LeadingDigits digits;
+    const char* next = from;
+    do {
+      digits = leading_digits(next);
+      value = value * powers_of_ten[digits.count] + digits.value;
+      next += digits.count;
+    } while (digits.count == 8 && next - from < 24);
+    return next;
+  };
+  const char* next = run(at);
+  std::ptrdiff_t digits = next - at;
+  if (digits == 0) return nullptr;
+  if (*next == '.') {
+    const char* const fraction = next + 1;
+    next = run(fraction);
+    digits += next - fraction;
+    scale -= static_cast<int>(next - fraction);
+  }
+  if (scale < 0 || digits + scale > 18) return nullptr;
+  out = static_cast<std::int64_t>(value * powers_of_ten[static_cast<unsigned>(scale)]);
+  return next;
 }
 
 /// Digits as mantissa * 10^exponent; those that do not fit a word only round.
@@ -75,12 +116,13 @@ struct DigitSink {
 
   constexpr const char* run(const char* at, const char* end, bool fraction) noexcept {
     if (!std::is_constant_evaluated() && std::endian::native == std::endian::little) {
-      std::uint32_t eight = 0;
-      while (end - at >= 8 && !full && mantissa < 10000000000U && eight_digits(at, eight)) {
-        mantissa = mantissa * 100000000U + eight;
-        exponent -= fraction ? 8 : 0;
-        any = true;
-        at += 8;
+      while (end - at >= 8 && !full && mantissa < 10000000000U) {
+        const LeadingDigits digits = leading_digits(at);
+        mantissa = mantissa * powers_of_ten[digits.count] + digits.value;
+        exponent -= fraction ? static_cast<int>(digits.count) : 0;
+        any = any || digits.count > 0;
+        at += digits.count;
+        if (digits.count < 8) return at;
       }
     }
     for (; at != end && is_digit(*at); ++at) add(*at, fraction);
@@ -97,14 +139,14 @@ constexpr Decimal finish_decimal(const DigitSink& digits, bool negative, int exp
     if (exponent < -19) {
       magnitude = 0;
     } else {
-      const std::uint64_t divisor = power_of_ten(-exponent);
+      const std::uint64_t divisor = powers_of_ten[static_cast<unsigned>(-exponent)];
       const std::uint64_t rest = magnitude % divisor;
       magnitude = magnitude / divisor + (rest >= divisor - rest ? 1 : 0);
     }
   } else if (magnitude != 0) {
     if (exponent == 0) magnitude += digits.round_up ? 1 : 0;
-    overflow = exponent > 18 || magnitude > most / power_of_ten(exponent);
-    if (!overflow) magnitude *= power_of_ten(exponent);
+    overflow = exponent > 18 || magnitude > most / powers_of_ten[static_cast<unsigned>(exponent)];
+    if (!overflow) magnitude *= powers_of_ten[static_cast<unsigned>(exponent)];
   }
   if (overflow || magnitude > most) {
     return {negative ? std::numeric_limits<std::int64_t>::min()

@@ -10,6 +10,7 @@
 /// has shown one that is not, its end must also look right behind the comma.
 #pragma once
 #include <mega/scan/decimal.hpp>
+#include <mega/scan/detail/byte_lanes.hpp>
 #include <mega/scan/detail/text.hpp>
 #include <mega/scan/input.hpp>
 #include <mega/scan/trace.hpp>
@@ -22,10 +23,6 @@
 #include <string>
 #include <string_view>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 namespace mega::inline v0::scan {
 
 /// The characters between a string's quotes, as they stand in the text.
@@ -35,63 +32,6 @@ struct JsonText {
 };
 
 namespace detail {
-
-/// First character of [at, end) that is a quote, a backslash, a control character or not ASCII.
-[[nodiscard]] inline const char* find_special(const char* at, const char* end) noexcept {
-#if defined(__SSE2__)
-  const __m128i quote = _mm_set1_epi8('"');
-  const __m128i backslash = _mm_set1_epi8('\\');
-  const __m128i space = _mm_set1_epi8(' ');
-  for (; end - at >= 16; at += 16) {
-    const __m128i text = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
-    const __m128i marks =
-        _mm_or_si128(_mm_cmpeq_epi8(text, quote), _mm_cmpeq_epi8(text, backslash));
-    // Signed: bytes above 127 are below the space as well.
-    const int found = _mm_movemask_epi8(_mm_or_si128(marks, _mm_cmplt_epi8(text, space)));
-    if (found != 0) return at + std::countr_zero(static_cast<unsigned>(found));
-  }
-#else
-  // Eight at a time: a byte of `odd` has its top bit set if that character is one of them.
-  constexpr std::uint64_t ones = 0x0101010101010101U;
-  constexpr std::uint64_t tops = 0x8080808080808080U;
-  for (; end - at >= 8; at += 8) {
-    std::uint64_t text = 0;
-    std::memcpy(&text, at, sizeof text);
-    const std::uint64_t quote = text ^ ones * '"';
-    const std::uint64_t backslash = text ^ ones * '\\';
-    const std::uint64_t odd =
-        ((quote - ones) & ~quote) | ((backslash - ones) & ~backslash) | (text - ones * ' ') | text;
-    if ((odd & tops) != 0) break;  // exactly where: below
-  }
-#endif
-  for (; at != end; ++at) {
-    if (*at == '"' || *at == '\\' || static_cast<signed char>(*at) < ' ') return at;
-  }
-  return end;
-}
-
-/// First quote or bracket of [at, end).
-[[nodiscard]] inline const char* find_structure(const char* at, const char* end) noexcept {
-#if defined(__SSE2__)
-  const __m128i quote = _mm_set1_epi8('"');
-  const __m128i bit = _mm_set1_epi8(0x20);  // makes '[' and '{', ']' and '}' one
-  const __m128i open = _mm_set1_epi8('{');
-  const __m128i close = _mm_set1_epi8('}');
-  for (; end - at >= 16; at += 16) {
-    const __m128i text = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
-    const __m128i folded = _mm_or_si128(text, bit);
-    const __m128i brackets =
-        _mm_or_si128(_mm_cmpeq_epi8(folded, open), _mm_cmpeq_epi8(folded, close));
-    const int found = _mm_movemask_epi8(_mm_or_si128(brackets, _mm_cmpeq_epi8(text, quote)));
-    if (found != 0) return at + std::countr_zero(static_cast<unsigned>(found));
-  }
-#endif
-  for (; at != end; ++at) {
-    const char c = *at;
-    if (c == '"' || c == '[' || c == ']' || c == '{' || c == '}') return at;
-  }
-  return end;
-}
 
 [[nodiscard]] constexpr bool is_space(char c) noexcept {
   return c == ' ' || c == '\n' || c == '\t' || c == '\r';
@@ -204,8 +144,11 @@ class JsonScanner {
     broken_ = false;
     if (!last_ || at_ == nullptr) last_ = source_.look(record_limit).size() < record_limit;
     const std::string_view text = source_.at_hand();
+    const char* const end = text.data() + text.size();
+    const bool moved = at_ != text.data() || end_ != end;
     at_ = begin_ = text.data();
-    end_ = at_ + text.size();
+    end_ = end;
+    if (moved) load_block(at_);
   }
 
   /// True if the text between start_record() and here cannot be trusted: brackets that do not
@@ -234,37 +177,21 @@ class JsonScanner {
   /// Next key of the object that was entered, and its colon.
   /// @return false: the object has ended, or the text has
   bool next_key(JsonText& key) {
-    for (;;) {
-      pass_space();
-      if (at_ == end_) return end_of_text();
-      const char c = *at_;
-      if (c == '"') {
-        take_string(key, Place::key);
-        break;
-      }
-      if (c == ',') {
-        ++at_;
-      } else if (c == '}') {
-        ++at_;
-        return false;
-      } else if (c == '{' || c == '[' || c == ']') {
-        broken_ = true;  // the caller decides where to go on
-        return false;
-      } else if (take_bare_key(key)) {
-        break;
-      } else {
-        broken_ = true;
-        ++at_;
-      }
-    }
     pass_space();
-    if (at_ == end_) return end_of_text();
-    if (*at_ == ':') {
+    if (at_ != end_ && *at_ == ',') {
       ++at_;
-    } else {
-      broken_ = true;
+      pass_space();
     }
-    return true;
+    if (at_ != end_ && *at_ == '"') [[likely]] {
+      const char* const from = at_ + 1;
+      const char* const quote = find_special(from);
+      if (end_ - quote > 1 && quote[0] == '"' && quote[1] == ':') [[likely]] {
+        key = {{from, static_cast<std::size_t>(quote - from)}, true};
+        at_ = quote + 2;
+        return true;
+      }
+    }
+    return next_odd_key(key);
   }
 
   /// Moves to the next element of the array that was entered.
@@ -281,6 +208,16 @@ class JsonScanner {
       if (*at_ != ',' && *at_ != '}' && *at_ != ':') return true;
       ++at_;
     }
+  }
+
+  /// Moves to the next value of a text that is one behind the other, as JSON lines are; marks that
+  /// belong to none are passed over. @return false: the text has ended
+  bool next_value() noexcept {
+    for (pass_space(); at_ != end_; pass_space()) {
+      if (*at_ != ',' && *at_ != ':' && *at_ != '}' && *at_ != ']') return true;
+      ++at_;
+    }
+    return false;
   }
 
   /// The string that kind() has announced. @param in_array it is an element, not an object's value
@@ -313,8 +250,20 @@ class JsonScanner {
     }
   }
 
+  /// A number of few digits without sign and exponent, times 10^scale.
+  /// @return false: something else comes next, and is still there
+  bool plain_number(std::int64_t& out, int scale = 0) noexcept {
+    pass_space();
+    const char* const next = detail::plain_decimal(at_, end_, scale, out);
+    if (next == nullptr || !detail::ends_scalar[static_cast<unsigned char>(*next)]) return false;
+    at_ = next;
+    return true;
+  }
+
   /// A number, quoted or not, times 10^scale. @return false: there is none
   bool number(std::int64_t& out, int scale = 0) {
+    if (plain_number(out, scale)) [[likely]]
+      return true;
     const std::string_view spelled = token();
     const Decimal decimal = parse_decimal(spelled, scale);
     if (decimal.fault == DecimalFault::no_fault) [[likely]] {
@@ -371,9 +320,43 @@ class JsonScanner {
 
  private:
   enum class Place : std::uint8_t { key, value, element, anywhere };
+  static constexpr std::size_t block_size = 64;
+  static constexpr std::uint64_t last_bit = std::uint64_t{1} << 63U;
 
-  void pass_space() noexcept {
-    while (at_ != end_ && detail::is_space(*at_)) ++at_;
+  [[nodiscard]] const char* pass(const char* at) const noexcept {
+    while (at != end_ && detail::is_space(*at)) ++at;
+    return at;
+  }
+  void pass_space() noexcept { at_ = pass(at_); }
+
+  /// First quote, backslash, control or other character than ASCII from `from` on. The text is
+  /// looked at in blocks, one behind the other, so that the processor need not know where a string
+  /// ends before it looks for the end of the next.
+  [[nodiscard]] const char* find_special(const char* from) noexcept {
+    for (;;) {
+      const auto offset = static_cast<std::size_t>(from - block_);
+      if (offset < block_size) {
+        const std::uint64_t rest = specials_ >> offset;
+        if (rest != 0) return from + std::countr_zero(rest);
+        from = block_ + block_size;
+        load_block(from);
+      } else {
+        load_block(offset < 2 * block_size ? block_ + block_size : from);
+      }
+    }
+  }
+  /// Behind the text all is quotes: find_special() stops at its end.
+  void load_block(const char* at) noexcept {
+    block_ = at;
+    const auto left = static_cast<std::size_t>(end_ - at);
+    if (left >= block_size) {
+      specials_ = detail::special_characters(at);
+    } else {
+      char padded[block_size];
+      std::memset(padded, '"', block_size);
+      std::memcpy(padded, at, left);
+      specials_ = detail::special_characters(padded);
+    }
   }
   bool end_of_text() noexcept {
     cut_ = true;
@@ -384,10 +367,45 @@ class JsonScanner {
     if (parse_decimal(spelled).fault == DecimalFault::not_a_number) ++defects_.not_a_number;
   }
 
+  /// next_key() where a comma, a key or its colon is not as it should be.
+  bool next_odd_key(JsonText& key) {
+    for (;;) {
+      pass_space();
+      if (at_ == end_) return end_of_text();
+      const char c = *at_;
+      if (c == '"') {
+        take_string(key, Place::key);
+        break;
+      }
+      if (c == ',') {
+        ++at_;
+      } else if (c == '}') {
+        ++at_;
+        return false;
+      } else if (c == '{' || c == '[' || c == ']') {
+        broken_ = true;  // the caller decides where to go on
+        return false;
+      } else if (take_bare_key(key)) {
+        break;
+      } else {
+        broken_ = true;
+        ++at_;
+      }
+    }
+    pass_space();
+    if (at_ == end_) return end_of_text();
+    if (*at_ == ':') {
+      ++at_;
+    } else {
+      broken_ = true;
+    }
+    return true;
+  }
+
   /// @pre *at_ is a quote
   void take_string(JsonText& out, Place place) {
     const char* const from = at_ + 1;
-    const char* const quote = detail::find_special(from, end_);
+    const char* const quote = find_special(from);
     if (quote != end_ && *quote == '"' && may_end(quote, place)) [[likely]] {
       out = {{from, static_cast<std::size_t>(quote - from)}, true};
       at_ = quote + 1;
@@ -398,8 +416,7 @@ class JsonScanner {
 
   /// Whether the quote is followed by what may follow a string.
   [[nodiscard]] bool may_end(const char* quote, Place place) const noexcept {
-    const char* next = quote + 1;
-    while (next != end_ && detail::is_space(*next)) ++next;
+    const char* const next = pass(quote + 1);
     if (next == end_) return true;
     const bool ends_value = *next == ',' || *next == '}' || *next == ']';
     const bool ends_key = *next == ':';
@@ -419,10 +436,6 @@ class JsonScanner {
     if (next == end_ || *next == '}' || *next == ']') return true;
     if (mark != ',') return *next == ',' || *next == '{';
     return place != Place::value || looks_like_key(next);
-  }
-  [[nodiscard]] const char* pass(const char* at) const noexcept {
-    while (at != end_ && detail::is_space(*at)) ++at;
-    return at;
   }
   /// A short word, with or without its opening quote, a quote and a colon.
   [[nodiscard]] bool looks_like_key(const char* at) const noexcept {
@@ -449,7 +462,7 @@ class JsonScanner {
       at_ = next;
     };
     for (const char* at = from;;) {
-      at = detail::find_special(at, end_);
+      at = find_special(at);
       if (at == end_) {
         cut_ = true;
         return finish(end_, end_);
@@ -500,29 +513,65 @@ class JsonScanner {
     return true;
   }
 
+  /// Passes over an object or array, 64 characters at a time: of each block, what stands before the
+  /// first string that is odd or longer than the block. That string is read by itself.
   /// @pre *at_ opens an object or array
   void skip_nested() {
+    JsonText ignored;
     std::int64_t depth = 0;
+    do {
+      if (end_ - at_ < static_cast<std::ptrdiff_t>(block_size)) return skip_to_end(depth);
+      const auto block = detail::JsonBlock::at(at_);
+      const std::uint64_t inside = detail::running_parity(block.quotes);  // strings, less their end
+      const std::uint64_t ends = block.quotes & ~inside;
+      const std::uint64_t followed = (block.marks | block.closes) >> 1U;
+      const std::uint64_t doubts = (inside & block.odd) | (ends & ~followed) | (inside & last_bit);
+      std::uint64_t certain = ~std::uint64_t{0};
+      if (doubts != 0) {
+        // Below the last quote that opens a string at or before the first doubt.
+        const std::uint64_t begins = block.quotes & inside & ((doubts & (~doubts + 1)) * 2 - 1);
+        certain = std::bit_floor(begins) - 1;
+      }
+      std::uint64_t closes = block.closes & ~inside & certain;
+      const std::uint64_t opens = block.opens & ~inside & certain;
+      if (std::popcount(closes) >= depth) {
+        for (std::int64_t closed = 1; closes != 0; ++closed, closes &= closes - 1) {
+          const std::uint64_t before = (closes & (~closes + 1)) - 1;
+          if (depth + std::popcount(opens & before) > closed) continue;
+          at_ += std::popcount(before) + 1;
+          return;
+        }
+        closes = block.closes & ~inside & certain;
+      }
+      depth += std::popcount(opens) - std::popcount(closes);
+      at_ += std::popcount(certain);
+      if (certain == 0) take_nested_string(ignored);
+    } while (!cut_);
+  }
+
+  /// The same for the last characters of the text.
+  void skip_to_end(std::int64_t depth) {
     JsonText ignored;
     do {
-      at_ = detail::find_structure(at_, end_);
+      while (at_ != end_ && *at_ != '"' && !is_bracket(*at_)) ++at_;
       if (at_ == end_) {
         cut_ = true;
-        return;
-      }
-      if (*at_ == '"') {
+      } else if (*at_ == '"') {
         take_nested_string(ignored);
-        continue;
+      } else {
+        depth += *at_ == '{' || *at_ == '[' ? 1 : -1;
+        if (++at_; depth <= 0) return;
       }
-      depth += *at_ == '{' || *at_ == '[' ? 1 : -1;
-      ++at_;
-    } while (depth > 0);
+    } while (!cut_);
+  }
+  [[nodiscard]] static bool is_bracket(char c) noexcept {
+    return c == '[' || c == ']' || c == '{' || c == '}';
   }
 
   /// A string whose place is not tracked: a key or a value of any depth.
   void take_nested_string(JsonText& out) {
     const char* const from = at_ + 1;
-    const char* const quote = detail::find_special(from, end_);
+    const char* const quote = find_special(from);
     if (quote != end_ && *quote == '"') [[likely]] {
       const char* const next = pass(quote + 1);
       if (next == end_ || *next == ',' || *next == ']' || *next == '}' || *next == ':') {
@@ -577,6 +626,8 @@ class JsonScanner {
   const char* begin_ = nullptr;
   const char* at_ = nullptr;
   const char* end_ = nullptr;
+  const char* block_ = nullptr;  // where specials_ are from
+  std::uint64_t specials_ = 0;
   bool last_ = false;  // the source has no byte beyond end_
   bool broken_ = false;
   bool cut_ = false;

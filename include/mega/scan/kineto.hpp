@@ -192,14 +192,21 @@ class KinetoImporter {
   }
 
  private:
+  /// A process or thread: a number, or a text to be made one.
+  struct Place {
+    std::int64_t number = 0;
+    JsonText text;
+    bool plain = false;  // number holds it
+    bool quoted = false;
+  };
   /// What was read of one record. Texts are views into it.
   struct Record {
     char phase = 0;
     bool has_begin = false, has_id = false;
     KinetoCategory category = KinetoCategory::other;
     std::uint32_t category_hash = 0;
-    JsonText name, process, track, label;
-    bool process_quoted = false, track_quoted = false;
+    JsonText name, label;
+    Place process, track;
     Nanoseconds begin = 0, duration = 0;
     std::uint64_t id = 0;
     std::uint32_t correlation = none;
@@ -231,6 +238,10 @@ class KinetoImporter {
   struct CachedName {
     std::uint64_t hash = 0;
     TableIndex name = none;
+  };
+  struct CachedLane {
+    std::pair<std::int64_t, std::int64_t> key;  // process and track
+    TableIndex lane = none;
   };
   struct Step {
     Nanoseconds begin, end;
@@ -319,6 +330,7 @@ class KinetoImporter {
         json_.skip_long();
       }
     }
+    std::sort(ranks.begin(), ranks.end());
     configured_.push_back(t_.intern_group(name, std::move(ranks)));
   }
 
@@ -361,8 +373,8 @@ class KinetoImporter {
           r.category_hash = static_cast<std::uint32_t>(quick_hash(text));
           return;
         }
-        if (is("pid")) return read_place(r.process, r.process_quoted);
-        if (is("tid")) return read_place(r.track, r.track_quoted);
+        if (is("pid")) return read_place(r.process);
+        if (is("tid")) return read_place(r.track);
         if (is("dur")) {
           (void)json_.number(r.duration, microseconds);
           return;
@@ -377,7 +389,7 @@ class KinetoImporter {
           }
           return;
         }
-        if (is("args") && json_.kind() == Kind::object) {
+        if (is("args") && json_.kind() == Kind::object && r.category != KinetoCategory::host) {
           json_.enter();
           metadata_ = {};
           JsonText argument;
@@ -396,13 +408,11 @@ class KinetoImporter {
     r.id = quick_hash(text);
   }
 
-  void read_place(JsonText& out, bool& quoted) {
-    quoted = json_.kind() == JsonScanner::Kind::text;
-    if (quoted) {
-      out = json_.text();
-    } else {
-      out = {json_.token(), true};
-    }
+  void read_place(Place& out) {
+    out.plain = json_.plain_number(out.number);
+    if (out.plain) return;
+    out.quoted = json_.kind() == JsonScanner::Kind::text;
+    out.text = out.quoted ? json_.text() : JsonText{json_.token(), true};
   }
 
   void read_argument(Record& r, std::string_view key) {
@@ -586,7 +596,7 @@ class KinetoImporter {
     if (r.name.raw != "thread_name" || r.label.raw.empty()) return;
     if (labels_.size() >= label_limit) return;
     const std::string_view text = unescape(r.label, scratch_);
-    labels_.push_back({number_of(r.process, r.process_quoted), number_of(r.track, r.track_quoted),
+    labels_.push_back({number_of(r.process), number_of(r.track),
                        static_cast<std::uint32_t>(label_text_.size()),
                        static_cast<std::uint32_t>(text.size())});
     label_text_ += text;
@@ -639,10 +649,16 @@ class KinetoImporter {
         at += at == from ? 1 : 0;
       }
     } else if (m.size > 0 && is_rank(m.rank_start) && is_rank(m.rank_stride)) {
-      // The list was shortened by the recorder; start and stride are not.
-      for (std::int64_t i = 0; i < m.size && ranks.size() < rank_limit; ++i)
-        ranks.push_back(static_cast<std::int32_t>(m.rank_start + i * m.rank_stride));
+      // The list was shortened by the recorder; start and stride are not. All such lists together
+      // have a limit: a record that claims many ranks must not make many bytes.
+      std::int64_t rank = m.rank_start;
+      for (std::int64_t i = 0; i < m.size && is_rank(rank) && claimed_ranks_ < rank_limit; ++i) {
+        ranks.push_back(static_cast<std::int32_t>(rank));
+        rank += m.rank_stride;
+        ++claimed_ranks_;
+      }
     }
+    std::sort(ranks.begin(), ranks.end());  // intern_group() expects them nearly in order
     const TableIndex group = t_.intern_group(m.group, std::move(ranks));
     groups_.emplace(key, group);
     return group;
@@ -671,16 +687,20 @@ class KinetoImporter {
     constexpr std::uint64_t odd = 0x9E3779B97F4A7C15ULL;
     std::uint64_t hash = text.size() * odd;
     const auto mix = [&](std::uint64_t word) { hash = (hash ^ word) * odd ^ hash >> 29U; };
-    const char* at = text.data();
-    std::size_t left = text.size();
-    std::uint64_t word = 0;
-    for (; left >= 8; at += 8, left -= 8) {
-      std::memcpy(&word, at, 8);
+    const auto word_at = [](const char* at) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, at, sizeof word);
+      return word;
+    };
+    if (text.size() >= 8) {
+      const char* const last = text.data() + text.size() - 8;
+      for (const char* at = text.data(); at < last; at += 8) mix(word_at(at));
+      mix(word_at(last));  // over the one before, where the length is no multiple
+    } else {
+      std::uint64_t word = 0;
+      for (const char c : text) word = word << 8U | static_cast<unsigned char>(c);
       mix(word);
     }
-    word = 0;
-    for (std::size_t i = 0; i < left; ++i) word = word << 8U | static_cast<unsigned char>(at[i]);
-    mix(word);
     return hash ^ hash >> 32U;
   }
 
@@ -699,41 +719,38 @@ class KinetoImporter {
     return name;
   }
 
-  [[nodiscard]] std::int64_t number_of(const JsonText& text, bool quoted) {
-    const Decimal number = parse_decimal(text.raw);
+  [[nodiscard]] std::int64_t number_of(const Place& place) {
+    if (place.plain) return place.number;
+    const std::string_view text = place.text.raw;
+    const Decimal number = parse_decimal(text);
     if (number.fault == DecimalFault::no_fault) return number.value;
-    if (!quoted || text.raw.empty()) {
+    if (!place.quoted || text.empty()) {
       // Thread identities of up to 64 bits without sign keep their bits.
       std::uint64_t value = 0;
-      for (const char c : text.raw)
+      for (const char c : text)
         value = value * 10 + static_cast<std::uint64_t>(is_digit(c) ? c - '0' : 0);
       return static_cast<std::int64_t>(value);
     }
-    return -2 - static_cast<std::int64_t>(intern(text));
+    return -2 - static_cast<std::int64_t>(intern(place.text));
   }
 
   [[nodiscard]] TableIndex lane_of(const Record& r) {
-    if (last_lane_ != none && last_process_ == r.process.raw && last_track_ == r.track.raw &&
-        last_quoted_ == (r.process_quoted || r.track_quoted))
-      return last_lane_;
-    const std::int64_t process = number_of(r.process, r.process_quoted);
-    const std::int64_t track = number_of(r.track, r.track_quoted);
-    const auto [at, is_new] =
-        lanes_.try_emplace({process, track}, static_cast<TableIndex>(t_.lanes.size()));
+    const std::pair key{number_of(r.process), number_of(r.track)};
+    CachedLane& cached = recent_lanes_[PairHash{}(key) >> 32U & (recent_lanes_.size() - 1)];
+    if (cached.lane != none && cached.key == key) return cached.lane;
+    const auto [at, is_new] = lanes_.try_emplace(key, static_cast<TableIndex>(t_.lanes.size()));
     if (is_new) {
       Lane lane;
       lane.rank = rank_index_;
-      lane.process = process;
-      lane.track = track;
+      lane.process = key.first;
+      lane.track = key.second;
       lane.kind = LaneKind::host;
-      if (track < -1) lane.label = unescape(r.track, scratch_);
+      if (key.second < -1) lane.label = unescape(r.track.text, scratch_);
       t_.lanes.push_back(std::move(lane));
       states_.emplace_back();
     }
-    last_process_.assign(r.process.raw);
-    last_track_.assign(r.track.raw);
-    last_quoted_ = r.process_quoted || r.track_quoted;
-    return last_lane_ = at->second;
+    cached = {key, at->second};
+    return at->second;
   }
 
   void name_lanes() {
@@ -981,12 +998,11 @@ class KinetoImporter {
   std::string scratch_;
   std::unordered_map<std::pair<std::int64_t, std::int64_t>, TableIndex, PairHash> lanes_;
   std::vector<LaneState> states_;  // by lane
-  TableIndex last_lane_ = none;
-  std::string last_process_, last_track_;
-  bool last_quoted_ = false;
+  std::array<CachedLane, 64> recent_lanes_{};
 
   std::unordered_map<std::string, TableIndex> groups_;  // by name and ranks as written
   std::vector<TableIndex> configured_;
+  std::size_t claimed_ranks_ = 0;  // listed from a start and a stride
   std::vector<Step> steps_;
   std::vector<PendingLabel> labels_;
   std::string label_text_;

@@ -33,6 +33,7 @@ struct Instance {
 struct Matches {
   std::vector<Instance> instances;    ///< by the earliest begin of their members' own clocks
   std::vector<TableIndex> members;    ///< communication indices, by rank inside an instance
+  std::vector<TableIndex> ranks;      ///< of each member, into Trace::ranks
   std::vector<TableIndex> leftovers;  ///< communications without a partner
   std::vector<std::string> notes;     ///< sentences: what was matched by order, and how well
   std::int64_t by_sequence = 0;       ///< instances whose key was recorded
@@ -40,6 +41,9 @@ struct Matches {
 
   [[nodiscard]] std::span<const TableIndex> of(const Instance& i) const noexcept {
     return std::span<const TableIndex>(members).subspan(i.first, i.count);
+  }
+  [[nodiscard]] std::span<const TableIndex> ranks_of(const Instance& i) const noexcept {
+    return std::span<const TableIndex>(ranks).subspan(i.first, i.count);
   }
 };
 
@@ -69,8 +73,7 @@ class Matcher {
     for (auto& [key, calls] : recorded_) finish_recorded(key, calls);
     for (auto& [key, ranks] : by_order_) finish_series(key, ranks);
     for (auto& [key, ends] : pairs_) finish_pair(key, ends);
-    std::stable_sort(out_.instances.begin(), out_.instances.end(),
-                     [&](const Instance& a, const Instance& b) { return begin(a) < begin(b); });
+    sort_instances();
     std::sort(out_.leftovers.begin(), out_.leftovers.end());
     if (!out_.leftovers.empty()) {
       out_.notes.push_back(sentence(out_.leftovers.size(), " of ", t_.communications.size(),
@@ -94,6 +97,20 @@ class Matcher {
     Nanoseconds earliest = event(out_.members[i.first]).begin;
     for (const TableIndex m : out_.of(i)) earliest = std::min(earliest, event(m).begin);
     return earliest;
+  }
+
+  void sort_instances() {
+    std::vector<std::pair<Nanoseconds, std::size_t>> order;
+    order.reserve(out_.instances.size());
+    for (std::size_t i = 0; i < out_.instances.size(); ++i)
+      order.emplace_back(begin(out_.instances[i]), i);
+    std::sort(order.begin(), order.end());
+    std::vector<Instance> sorted;
+    sorted.reserve(order.size());
+    for (const auto& [time, at] : order) sorted.push_back(out_.instances[at]);
+    out_.instances = std::move(sorted);
+    out_.ranks.reserve(out_.members.size());
+    for (const TableIndex member : out_.members) out_.ranks.push_back(rank_of(member));
   }
 
   void sort_in(TableIndex i) {

@@ -165,9 +165,11 @@ class NcclInspectorImport {
     }
     t_.ranks[rank_].rank = as_index(rank);
     std::vector<TableIndex> groups;
+    std::int64_t listed = 0;  // in all: a line that claims many ranks must not make many bytes
     for (const Communicator& c : communicators_) {
       std::vector<std::int32_t> members;
-      if (is_job(c, *largest)) {
+      if (is_job(c, *largest) && c.size <= most_ranks - listed) {
+        listed += c.size;
         members.resize(static_cast<std::size_t>(c.size));
         std::iota(members.begin(), members.end(), 0);
       }

@@ -53,6 +53,8 @@ void write_own_format(const Trace& trace, TableIndex rank, Sink&& sink) {
     lane_of[l] = lanes;
     lines.lane(lanes++, trace.lanes[l]);
   }
+  for (const DeviceState& state : trace.device_states)
+    if (state.rank == rank) lines.device(state);
   std::vector<char> told(trace.groups.size(), 0);
   std::vector<std::int64_t> ordinal;  // among the events of this rank
   ordinal.reserve(trace.events.size());
@@ -96,7 +98,7 @@ class OwnFormatImport {
 
   void run() {
     JsonScanner scanner(source_, t_.defects);
-    for (scanner.start_record(); scanner.kind() != JsonScanner::Kind::end; scanner.start_record()) {
+    for (scanner.start_record(); scanner.next_value(); scanner.start_record()) {
       if (scanner.kind() != JsonScanner::Kind::object) {
         scanner.skip();
         if (scanner.kind() == JsonScanner::Kind::array) scanner.skip_long();
@@ -120,7 +122,7 @@ class OwnFormatImport {
   }
 
  private:
-  enum class What : std::uint8_t { nothing, header, lane, group, anchor, event, totals };
+  enum class What : std::uint8_t { nothing, header, lane, group, anchor, device, event, totals };
 
   struct Line {
     What what = What::nothing;
@@ -130,6 +132,7 @@ class OwnFormatImport {
     std::int64_t process = 0, track = std::numeric_limits<std::int64_t>::min(), dropped = 0;
     std::int64_t duration = 0, lane = -1, step = -1, microbatch = -1, chunk = -1;
     std::int64_t group = -1, sequence = -1, peer = -1, bytes = -1, launch = -1;
+    std::int64_t mhz = -1, celsius = -1, busy = -1, milliwatts = -1, limits = 0;
     TableIndex name = none, dtype = none;
     EventKind kind = EventKind::other;
     CommunicationOp op = CommunicationOp::unknown;
@@ -172,6 +175,7 @@ class OwnFormatImport {
     if (key == "lane") return first(What::lane);
     if (key == "group") return first(What::group);
     if (key == "anchor") return first(What::anchor);
+    if (key == "device") return first(What::device);
     if (key == "recorded") return first(What::totals);
     if (key == "rank") return number(line_.rank);
     if (key == "data") return number(line_.data);
@@ -180,6 +184,11 @@ class OwnFormatImport {
     if (key == "process") return number(line_.process);
     if (key == "track") return number(line_.track);
     if (key == "dropped") return number(line_.dropped);
+    if (key == "mhz") return number(line_.mhz);
+    if (key == "celsius") return number(line_.celsius);
+    if (key == "busy") return number(line_.busy);
+    if (key == "milliwatts") return number(line_.milliwatts);
+    if (key == "limits") return number(line_.limits);
     if (key == "clock") {
       line_.clock = text(s);
     } else if (key == "label" || key == "name") {
@@ -225,6 +234,7 @@ class OwnFormatImport {
       case What::header: return add_rank();
       case What::lane: return add_lane();
       case What::group: return add_group();
+      case What::device: return add_device_state();
       case What::event: return add_event();
       case What::totals:
         ended_ = true;
@@ -272,6 +282,19 @@ class OwnFormatImport {
     if (groups_.size() >= most_tables || line_.number < 0) return false;
     std::sort(line_.ranks.begin(), line_.ranks.end());
     groups_[line_.number] = t_.intern_group(line_.label, line_.ranks);
+    return true;
+  }
+  bool add_device_state() {
+    if (rank_ == none || !usable_time(line_.number)) return false;
+    DeviceState state;
+    state.at = line_.number;
+    state.rank = rank_;
+    state.sm_mhz = as_index(line_.mhz);
+    state.temperature_c = as_index(line_.celsius);
+    state.busy_percent = as_index(line_.busy);
+    state.power_mw = as_index(line_.milliwatts);
+    state.clock_limits = static_cast<std::uint32_t>(line_.limits & 0xFFFF'FFFF);
+    t_.device_states.push_back(state);
     return true;
   }
   bool add_event() {

@@ -14,6 +14,9 @@
 ///    "p":5,"y":1048576,"t":"bf16"}
 ///   {"recorded":2,"dropped":0}
 ///
+/// A line {"device":812345679000,"mhz":1980,"celsius":61,"busy":99,"milliwatts":645000,"limits":4}
+/// is a DeviceState at that time; what the device does not say is left out.
+///
 /// Of an event: begin, duration, name, kind, lane; where it has them step, micro-batch, chunk,
 /// group, sequence number, peer or root, bytes, dtype, the operation ("o") where the name does not
 /// say it, and the line number among the events, from 0, of what launched it ("a").
@@ -91,6 +94,16 @@ class OwnFormatLines {
     append_integer(text_, anchor.clock_ns);
     number("realtime", anchor.realtime_ns);
     number("width", anchor.width_ns);
+    end_line();
+  }
+  void device(const DeviceState& state) {
+    text_ += "{\"device\":";
+    append_integer(text_, state.at);
+    some("mhz", state.sm_mhz);
+    some("celsius", state.temperature_c);
+    some("busy", state.busy_percent);
+    some("milliwatts", state.power_mw);
+    if (state.clock_limits != 0) number("limits", state.clock_limits);
     end_line();
   }
   void begin_event(Nanoseconds begin, Nanoseconds end, std::string_view name, std::string_view kind,
@@ -176,6 +189,7 @@ class OwnFormatWriter final : public RecordSink {
     lines_.end_event();
     if (lines_.text().size() >= buffer_size) write();
   }
+  void device(const DeviceState& state) override { lines_.device(state); }
   void flush() override {
     write();
     expects(std::fflush(file_.get()) == 0, ErrorCode::not_durable, [&] { return full(); });

@@ -105,6 +105,8 @@ class RecordSink {
   virtual void group(int group, std::string_view name, std::span<const int> ranks) = 0;
   virtual void anchor(const ClockAnchor& anchor) = 0;
   virtual void record(const Record& record) = 0;
+  /// Without DeviceState::rank. For sinks that want it.
+  virtual void device(const DeviceState&) {}
   /// Nothing is buffered any more: called when the recorder has drained what there was.
   virtual void flush() {}
   virtual void finish(const RecordingTotals& totals) = 0;
@@ -182,6 +184,11 @@ class TraceCollector {
       c.dtype = r.dtype.empty() ? none : t.names.intern(r.dtype);
       c.op = communication_op(r.name);
       t.attach(event, c);
+    }
+    void device(const DeviceState& state) override {
+      const std::lock_guard lock(to_.mutex_);
+      to_.trace_.device_states.push_back(state);
+      to_.trace_.device_states.back().rank = rank_;
     }
     void finish(const RecordingTotals& totals) override {
       const std::lock_guard lock(to_.mutex_);

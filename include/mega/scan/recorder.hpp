@@ -9,6 +9,7 @@
 #include <mega/core/hooks.hpp>
 #include <mega/scan/record.hpp>
 #include <mega/scan/ring.hpp>
+#include <mega/scan/trace.hpp>
 
 #include <algorithm>
 #include <array>
@@ -22,6 +23,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -144,6 +146,9 @@ class Recording {
   /// Also what is still to be completed, as far as that can be waited for.
   virtual void last_drain() { flush(); }
   [[nodiscard]] virtual std::int64_t dropped() const noexcept = 0;
+  /// What the device says of itself now, if it is time to ask. Called by the thread that drains
+  /// while steps are recorded, never by the rank's.
+  [[nodiscard]] virtual std::optional<DeviceState> device_state() { return {}; }
 
   /// At the end of the derived class's constructor, once drain() works.
   void start() {
@@ -251,9 +256,12 @@ class Recording {
     while (!closing_) {
       // Between recorded steps there is nothing to visit for.
       wake_.wait_for(lock, sampling_ || more ? period : 50 * period);
+      const bool sampling = sampling_;
       lock.unlock();
+      const std::optional<DeviceState> state = sampling ? device_state() : std::nullopt;
       {
         const std::lock_guard draining(draining_);
+        if (state) try_to([&] { sink_->device(*state); });
         more = visit();
       }
       lock.lock();

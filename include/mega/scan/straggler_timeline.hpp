@@ -88,6 +88,8 @@ class StragglerTimelineImport {
     Event e;
     e.begin = r.begin;
     e.end = end_of(r.begin, r.duration, t_.defects);
+    // The writer has ends measured and counts begins of transfers back from them.
+    if (r.duration < 0 && r.begin > -last_time - r.duration) e.begin = e.end = r.begin + r.duration;
     e.name = t_.names.intern(r.name);
     e.lane = lane_of(r.pid, r.tid);
     e.step = as_index(step_);

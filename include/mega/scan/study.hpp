@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <map>
 #include <optional>
 #include <string>
@@ -50,18 +51,20 @@ struct Study {
   CriticalPath critical_path;     ///< empty where the clocks are not aligned
   std::optional<WhatIf> what_if;  ///< nothing where no steps are known
 
+  /// What follows from waits and what follows from dependencies is found at the same time.
   explicit Study(Trace given)
-      : trace(std::move(given)),
-        matches(match(trace)),
-        alignment(align(trace, matches)),
-        waits(find_waits(trace, matches, alignment)),
-        delays(find_delay_costs(trace, matches, alignment, waits)),
-        diagnosis(diagnose(trace, matches, alignment)),
-        hang(find_hang(trace)) {
+      : trace(std::move(given)), matches(match(trace)), alignment(align(trace, matches)) {
+    auto replayed = std::async(std::launch::async, [this] {
+      const DependencyGraph graph = build_dependencies(trace, matches, alignment);
+      if (alignment.aligned()) critical_path = find_critical_path(trace, graph);
+      what_if = what_if_of(trace, graph);
+    });
+    waits = find_waits(trace, matches, alignment);
+    delays = find_delay_costs(trace, matches, alignment, waits);
+    diagnosis = diagnose(trace, matches, alignment, waits, delays);
+    hang = find_hang(trace);
     adopt_hang();
-    const DependencyGraph graph = build_dependencies(trace, matches, alignment);
-    if (alignment.aligned()) critical_path = find_critical_path(trace, graph);
-    what_if = what_if_of(trace, graph);
+    replayed.get();
   }
 
   /// Earliest begin and latest end of all events, aligned; {0, 0} of an empty trace.

@@ -173,6 +173,30 @@ struct Progress {
   std::int64_t last_enqueued = -1, last_started = -1, last_completed = -1;
 };
 
+/// What the device of a rank said of itself at one moment; -1 where it does not say.
+struct DeviceState {
+  Nanoseconds at = 0;               ///< in the clock of the rank
+  TableIndex rank = none;           ///< into Trace::ranks
+  std::int32_t sm_mhz = -1;         ///< clock of the multiprocessors
+  std::int32_t temperature_c = -1;  ///< degrees Celsius
+  std::int32_t busy_percent = -1;   ///< of the last moments, kernels ran
+  std::int32_t power_mw = -1;
+  std::uint32_t clock_limits = 0;  ///< what keeps the clock down: bits of ClockLimit
+};
+
+/// The bits of NVML's reasons of clock events.
+enum class ClockLimit : std::uint32_t {
+  idle = 0x1,
+  setting = 0x2,
+  power_cap = 0x4,
+  hardware_slowdown = 0x8,
+  sync_boost = 0x10,
+  heat = 0x20,
+  hardware_heat = 0x40,
+  power_brake = 0x80,
+  display_setting = 0x100,
+};
+
 /// What was wrong with the input, counted. None of it stops an import.
 struct Defects {
   std::int64_t negative_durations = 0;
@@ -254,9 +278,10 @@ struct Trace {
   std::vector<Rank> ranks;
   std::vector<Lane> lanes;
   std::vector<Group> groups;
-  std::vector<Progress> progress;       ///< of dumps that were written when a job hung
-  std::vector<TableIndex> outstanding;  ///< communications that never completed, as enqueued;
-                                        ///< their events end where they begin
+  std::vector<Progress> progress;          ///< of dumps that were written when a job hung
+  std::vector<TableIndex> outstanding;     ///< communications that never completed, as enqueued;
+                                           ///< their events end where they begin
+  std::vector<DeviceState> device_states;  ///< in the order of each rank's time
   Defects defects;
   Completeness completeness;
   std::vector<std::string> notes;  ///< sentences for the user: what was guessed or passed over

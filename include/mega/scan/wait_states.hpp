@@ -32,6 +32,8 @@ struct WaitState {
   TableIndex communication = none;
   TableIndex culprit = none;  ///< rank index that was waited for; none: nobody
   WaitPattern pattern = WaitPattern::no_wait;
+  TableIndex waiter = none;  ///< rank index of the member
+  Nanoseconds begin = 0;     ///< of the member, aligned
   Nanoseconds wait = 0;
 };
 
@@ -44,11 +46,13 @@ struct OperationTiming {
   Nanoseconds end_spread = 0;      ///< latest end - earliest end
   Nanoseconds transfer = 0;        ///< latest end - last arrival
   Nanoseconds waited = 0;          ///< sum over the members
+  std::size_t first_wait = 0;      ///< into WaitReport::waits
+  std::size_t waits = 0;           ///< members that waited at all
 };
 
 struct WaitReport {
   std::vector<OperationTiming> operations;  ///< in the order of Matches::instances
-  std::vector<WaitState> waits;             ///< of the members that waited at all
+  std::vector<WaitState> waits;             ///< of the members that waited at all, by operation
   std::vector<Nanoseconds> caused;          ///< by rank index
   std::vector<Nanoseconds> suffered;        ///< by rank index
 };
@@ -79,10 +83,10 @@ class WaitSearch {
     const Instance& instance = matches_.instances[at];
     members_.clear();
     std::int32_t root_rank = -1;
-    for (const TableIndex i : matches_.of(instance)) {
+    for (std::size_t k = instance.first; k < instance.first + instance.count; ++k) {
+      const TableIndex i = matches_.members[k], rank = matches_.ranks[k];
       const Communication& c = t_.communications[i];
       const Event& e = t_.events[c.event];
-      const TableIndex rank = t_.rank_index(e);
       members_.push_back({i, rank, alignment_.at(rank, e.begin), alignment_.at(rank, e.end)});
       if (c.peer >= 0) root_rank = c.peer;
     }
@@ -105,7 +109,9 @@ class WaitSearch {
     for (const Member& m : members_) {
       if (t_.ranks[m.rank].rank == root_rank) root = &m;
     }
+    timing.first_wait = out_.waits.size();
     for (const Member& m : members_) timing.waited += wait_of(m, *last, root, instance.op);
+    timing.waits = out_.waits.size() - timing.first_wait;
     out_.operations.push_back(timing);
   }
 
@@ -127,7 +133,7 @@ class WaitSearch {
     const Nanoseconds wait = std::clamp<Nanoseconds>(culprit->begin - m.begin, 0,
                                                      std::max<Nanoseconds>(0, m.end - m.begin));
     if (culprit == &m || wait == 0) return 0;
-    out_.waits.push_back({m.communication, culprit->rank, pattern, wait});
+    out_.waits.push_back({m.communication, culprit->rank, pattern, m.rank, m.begin, wait});
     out_.caused[culprit->rank] += wait;
     out_.suffered[m.rank] += wait;
     return wait;

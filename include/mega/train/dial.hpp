@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace mega::inline v0::train {
@@ -22,14 +23,15 @@ class Dial {
 
   /// Takes this rank's figures of the step that the trainer has done, agrees on the largest of
   /// each, and gives the trainer its next order. True when that differs.
-  template <class Trainer>
-  bool turn(Trainer& trainer, const dpp::StepMeasurement& mine) {
+  /// @param order  order(AdaptiveTraversal) is that traversal as the trainer's plan names it
+  template <class Trainer, class Order = std::identity>
+  bool turn(Trainer& trainer, const dpp::StepMeasurement& mine, const Order& order = {}) {
     const auto& options = trainer.options();
     const dpp::StepMeasurement all{largest(mine.step_seconds), largest(mine.exposed_seconds),
                                    largest(mine.memory_share)};
     const bool moved = traversal_.observe(trainer.steps_done() - 1, all, options.mesh.pipeline,
                                           options.microbatches);
-    if (moved) trainer.reorder(traversal_);
+    if (moved) trainer.reorder(order(traversal_));
     return moved;
   }
 

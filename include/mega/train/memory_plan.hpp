@@ -5,7 +5,6 @@
 #include <mega/core/mesh.hpp>
 #include <mega/core/stage.hpp>
 #include <mega/dpp/activation_buffers.hpp>
-#include <mega/dpp/dispatch.hpp>
 #include <mega/optim/adamw.hpp>
 #include <mega/train/parameter_store.hpp>
 #include <mega/train/parameter_table.hpp>
@@ -70,8 +69,7 @@ struct ExchangeBuffers {
 
 /// The plan of `rank`. @param factory  factory(StagePosition, PlannedComm& tensor) -> a stage of
 /// the same sizes as the one that will run; its communicator type may differ
-template <class Placement, dpp::dispatch_policy Dispatch = dpp::StaticDispatch, class Options,
-          class Factory>
+template <class Placement, class Options, class Factory>
 [[nodiscard]] MemoryPlan plan_memory(const Options& options, int rank, const Factory& factory) {
   using Traversal = std::remove_cvref_t<decltype(options.traversal)>;
   const Pipeline<Traversal, Placement> pipeline(options, rank, options.mesh.size());
@@ -93,7 +91,7 @@ template <class Placement, dpp::dispatch_policy Dispatch = dpp::StaticDispatch, 
     stages.push_back(factory(StagePosition{s, pipeline.stages()}, tensor));
   Arena counting;
   const dpp::ActivationBuffers<Stage> buffers(
-      counting, stages, pipeline.placements(table.has_ties(), Dispatch::ahead),
+      counting, stages, pipeline.placements(table.has_ties(), options.dispatch.ahead),
       options.microbatches);
   plan.parameters =
       StoreBuffers<stage_value_t<Stage>>::required_bytes(table, options.shard_optimizer);
@@ -101,7 +99,7 @@ template <class Placement, dpp::dispatch_policy Dispatch = dpp::StaticDispatch, 
   plan.activations = counting.used() - plan.workspace;
   plan.exchange = ExchangeBuffers::required_bytes(table.model_parameters(),
                                                   options.microbatches * options.mesh.data) +
-                  Dispatch::required_bytes(options.mesh);
+                  options.dispatch.required_bytes(options.mesh);
   for (const TableEntry& e : table.entries()) {
     if (!e.alias) plan.elements += e.size;
   }

@@ -97,8 +97,8 @@ consteval void explain() {
                 "mega: the plan's placement is not the one that its traversal was made for; leave "
                 "the placement out of the plan");
   static_assert(names_a_dispatch<P>,
-                "mega: the plan's dispatch is no dispatch policy; use mega::dpp::StaticDispatch or "
-                "mega::dpp::LookAhead<L>");
+                "mega: the plan's dispatch is no dispatch policy; use mega::dpp::StaticDispatch, "
+                "mega::dpp::LookAhead<L> or mega::dpp::BoundedLookAhead");
   static_assert(answers_its_dispatch<P>,
                 "mega: the plan's dispatch asks channels whether a message is here, and the "
                 "communicator lacks can_send(), ready() or poll(); use mega::dpp::StaticDispatch");

@@ -30,12 +30,14 @@
 namespace mega::inline v0 {
 
 /// The sizes of a run. Kinds are types and stand in the plan.
-template <class Traversal = dpp::ScheduleTraversal<dpp::DFC>>
+template <class Traversal = dpp::ScheduleTraversal<dpp::DFC>,
+          dpp::dispatch_policy Dispatch = dpp::StaticDispatch>
 struct TrainerOptions {
   Mesh mesh{};
   int chunks = 1;        ///< model chunks a pipeline rank
   int microbatches = 1;  ///< a step and data-parallel rank
   Traversal traversal{};
+  Dispatch dispatch{};
   bool shard_optimizer = false;  ///< ZeRO stage 1
   double clip_norm = 1.0;        ///< 0: no clipping
   optim::AdamWOptions adamw{};
@@ -82,7 +84,7 @@ class Trainer {
   using stream_type = typename device_type::stream_type;
   using groups_type = train::Groups<communicator_type>;
   using store_type = train::ParameterStore<device_type, stage_value_t<stage_type>>;
-  using options_type = TrainerOptions<typename Plan::traversal>;
+  using options_type = TrainerOptions<typename Plan::traversal, typename Plan::dispatch>;
   /// Whether the gradient is that of a multiple of the loss; see optim/loss_scaling.hpp.
   static constexpr bool scales_loss = std::same_as<stage_value_t<stage_type>, Float16>;
   using dispatcher_type =
@@ -112,10 +114,10 @@ class Trainer {
         }()),
         stages_(make_stages(factory)),
         executor_(device_, world, stages_,
-                  pipeline_.placements(store_.table().has_ties(), Plan::dispatch::ahead),
+                  pipeline_.placements(store_.table().has_ties(), options.dispatch.ahead),
                   pipeline_.actions(store_.table().has_ties()), options.microbatches, hooks_,
                   replay_scope() == ReplayScope::actions),
-        dispatcher_(device_, world, options.mesh, executor_.actions()),
+        dispatcher_(options.dispatch, device_, world, options.mesh, executor_.actions()),
         transfer_(device_.make_stream("transfer")),
         optimizer_(device_.make_stream("optimizer")),
         reducer_(device_, store_, groups_, transfer_),
@@ -255,11 +257,12 @@ class Trainer {
 
   /// Another order from the next step on: the same traversal type, whose slots were made for all
   /// that it names as alternatives. Equal on all ranks; no result changes by it.
-  void reorder(const typename Plan::traversal& traversal) requires dpp::names_alternatives<
-      typename Plan::traversal> && std::same_as<typename Plan::dispatch, dpp::StaticDispatch> {
+  void reorder(const typename Plan::traversal& traversal) requires
+      dpp::names_alternatives<typename Plan::traversal> && dpp::takes_new_orders<dispatcher_type> {
     options_.traversal = traversal;
     pipeline_.reorder(traversal);
     executor_.reorder(pipeline_.actions(store_.table().has_ties()));
+    dispatcher_.reorder(executor_.actions());
     replays_.clear();
   }
 
@@ -267,8 +270,8 @@ class Trainer {
   [[nodiscard]] ReplayScope replay_scope() const noexcept {
     if (!hooks_are_null(hooks_) || !comm::is_replayable(groups_.tensor)) return ReplayScope::none;
     const ReplayScope offered = replay_scope_of(device_);
-    const bool whole = std::same_as<typename Plan::dispatch, dpp::StaticDispatch> &&
-                       pipeline_.stages() == 1 && comm::is_replayable(world_);
+    const bool whole =
+        options_.dispatch.ahead == 0 && pipeline_.stages() == 1 && comm::is_replayable(world_);
     return offered == ReplayScope::step && !whole ? ReplayScope::actions : offered;
   }
   /// To be called between steps, on all ranks, when something has changed that queued work names
@@ -313,7 +316,7 @@ class Trainer {
   /// Device memory this rank has allocated through the trainer.
   [[nodiscard]] std::size_t device_bytes() const noexcept {
     return store_.bytes() + executor_.bytes() + memory_.bytes() +
-           Plan::dispatch::required_bytes(options_.mesh);
+           options_.dispatch.required_bytes(options_.mesh);
   }
 
  private:

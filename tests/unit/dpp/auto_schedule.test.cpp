@@ -294,6 +294,37 @@ TEST_CASE("dpp: automatic schedules keep every cap and are no worse than any can
   }
 }
 
+TEST_CASE("dpp: automatic schedules keep the room of each chunk, however little") {
+  for (std::uint64_t seed = 1; seed <= 24; ++seed) {
+    CAPTURE(seed);
+    const RandomKey key{.seed = seed, .use = RandomUse::test};
+    const int p = 2 + static_cast<int>(seed % 3), m = 5 + static_cast<int>(seed % 4);
+    const int v = 1 + static_cast<int>(seed % 2);
+    PipelineProfile profile{.p = p, .m = m, .v = v, .times = random_times(p * v, seed), .caps = {}};
+    for (Index place = 0; place < p * v; ++place)
+      profile.chunk_caps.push_back(1 + static_cast<int>(3 * key.uniform(place)));
+    const AutoSchedule found = auto_schedule(profile, ScheduleGoal::makespan, {.tries = 60});
+    check_result(profile, ScheduleGoal::makespan, found);
+    const Verdict verdict = verify(lower(found.schedule));
+    bool is_filled = false;
+    for (std::size_t place = 0; place < profile.chunk_caps.size(); ++place) {
+      CHECK(verdict.peak_per_chunk[place] <= profile.chunk_caps[place]);
+      is_filled |= verdict.peak_per_chunk[place] == profile.chunk_caps[place];
+    }
+    CHECK(is_filled);
+  }
+  // Room for all is no limit, and room for what the named order needs lets it in.
+  PipelineProfile profile{.p = 4, .m = 8, .v = 2, .times = {{}}, .caps = {}};
+  const AutoSchedule free = auto_schedule(profile);
+  profile.chunk_caps.assign(8, 8);
+  CHECK(auto_schedule(profile).timing.makespan == free.timing.makespan);
+  const Schedule dfc = make_schedule(ScheduleTraversal<DFC>{}, 4, 8, 2);
+  profile.chunk_caps = verify(lower(dfc)).peak_per_chunk;
+  CHECK(auto_schedule(profile).timing.makespan <= simulate(dfc).makespan);
+  --profile.chunk_caps[0];
+  for (const ScheduleCandidate& c : auto_schedule(profile).candidates) CHECK(c.name != "dfc");
+}
+
 TEST_CASE("dpp: automatic schedules on a V are no worse than the published ones under each cap") {
   struct Row {
     int p;
@@ -386,6 +417,11 @@ TEST_CASE("dpp: impossible profiles are refused in words") {
   bad = good;
   bad.caps[2] = std::numeric_limits<double>::quiet_NaN();
   CHECK(refusal(bad).starts_with("rank 2 may hold nan live activations"));
+  bad = good;
+  bad.chunk_caps = {1, 1, 1};
+  CHECK(refusal(bad) == "the profile has room for micro-batches of 3 chunks, not of p*v = 6");
+  bad.chunk_caps = {1, 1, 1, 0, 1, 1};
+  CHECK(refusal(bad) == "place 3 has room for 0 micro-batches; it needs room for at least 1");
   bad = good;
   bad.times.resize(5);
   CHECK(refusal(bad) == "the profile has times of 5 stages, not of p*v = 6; 1 serves them all");

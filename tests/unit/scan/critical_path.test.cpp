@@ -57,6 +57,19 @@ TEST_CASE("scan: the path of a sent message goes to the sender") {
   CHECK(p.by_rank.at(1) == 50'000);
 }
 
+TEST_CASE("scan: a receive that is stamped with its send, or just behind it, leads to the sender") {
+  HandTrace h(2);
+  h.run(0, "work", 0, 200'000);
+  h.run(1, "other", 0, 120'000);
+  h.call(0, send, "send", 200'000, 250'000, 0, 0, 1);
+  h.call(1, recv, "recv", 200'100, 250'000, 0, 0, 0);
+  h.run(1, "next", 250'000, 300'000);
+  const CriticalPath p = path_of(h.trace);
+  CHECK(p.by_rank.at(0) == 250'000);
+  CHECK(p.by_rank.at(1) == 50'000);
+  CHECK(p.idle == 0);
+}
+
 TEST_CASE("scan: no operations, no path") {
   CHECK(path_of(Trace{}).segments.empty());
 }

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <limits>
+#include <random>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -93,6 +95,57 @@ TEST_CASE("scan: eight digits at a time give what one at a time gives") {
       CHECK(parse_decimal(text).value == parse_decimal(digits.substr(0, at)).value);
     }
   }
+}
+
+TEST_CASE("scan: plain decimals are what the careful reader reads, or are left to it") {
+  std::mt19937_64 random(3);
+  const auto digits = [&](std::size_t count) {
+    std::string out;
+    for (; count > 0; --count) out += static_cast<char>('0' + random() % 10);
+    return out;
+  };
+  int taken = 0;
+  for (int round = 0; round < 100000; ++round) {
+    std::string text = digits(random() % 21);
+    if (random() % 2 == 0) text += "." + digits(random() % 8);
+    if (random() % 8 == 0)
+      text.insert(random() % (text.size() + 1), 1, static_cast<char>(random()));
+    const std::string padded = text + std::string(64, ',');
+    const int scale = static_cast<int>(random() % 10);
+    std::int64_t value = -1;
+    const char* const next =
+        detail::plain_decimal(padded.data(), padded.data() + padded.size(), scale, value);
+    if (next == nullptr) continue;
+    ++taken;
+    const std::string spelled(padded.data(), next);
+    CAPTURE(text);
+    CAPTURE(scale);
+    const Decimal careful = parse_decimal(spelled, scale);
+    REQUIRE(careful.fault == DecimalFault::no_fault);
+    REQUIRE(careful.value == value);
+    REQUIRE(!detail::is_digit(*next));
+  }
+  CHECK(taken > 20000);
+  // Of 19 digits and more, and of those that must be rounded, it keeps off.
+  const std::string most_digits = "999999999999999999" + std::string(64, ',');
+  const char* const end = most_digits.data() + most_digits.size();
+  std::int64_t value = 0;
+  CHECK(detail::plain_decimal(most_digits.data(), end, 0, value) == most_digits.data() + 18);
+  CHECK(value == 999999999999999999);
+  CHECK(detail::plain_decimal(most_digits.data(), end, 1, value) == nullptr);
+  const std::string rounded = "1.0005" + std::string(64, ',');
+  CHECK(detail::plain_decimal(rounded.data(), rounded.data() + rounded.size(), 3, value) ==
+        nullptr);
+  // Nothing beyond the end is read: a heap copy of exactly this size shows it to a sanitizer.
+  for (std::size_t size = 0; size < 64; ++size) {
+    for (std::size_t point = 0; point < size; ++point) {
+      std::vector<char> copy(size, '7');
+      copy[point] = '.';
+      const char* const from = copy.data();
+      CHECK(detail::plain_decimal(from, from + size, 9, value) == nullptr);
+    }
+  }
+  CHECK(detail::plain_decimal(rounded.data(), rounded.data() + 6, 4, value) == nullptr);
 }
 
 }  // namespace

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <string_view>
@@ -111,6 +113,19 @@ TEST_CASE("scan: keys without their opening quote, commas too many, missing and 
   CHECK_FALSE(read.broken);
 }
 
+TEST_CASE("scan: values behind each other are found, whatever marks stand between") {
+  Defects defects;
+  Source source("text", "1 }], {\"a\": 2}\n:\"x\" }");
+  JsonScanner json(source, defects);
+  std::vector<Kind> kinds;
+  for (json.start_record(); json.next_value(); json.start_record()) {
+    kinds.push_back(json.kind());
+    json.skip();
+  }
+  CHECK(kinds == std::vector<Kind>{Kind::scalar, Kind::object, Kind::text});
+  CHECK_FALSE(json.cut());
+}
+
 TEST_CASE("scan: numbers that are none are counted wherever they stand") {
   const Read read =
       read_object(R"({"a": NaN, "b": -inf, "c": Infinity, "d": nan, "e": null, "f": -1.5e3})");
@@ -179,6 +194,94 @@ TEST_CASE("scan: records stream through a window, whatever the size of the piece
     }
     CHECK(expected == records);
     CHECK_FALSE(json.cut());
+  }
+}
+
+TEST_CASE("scan: values are passed over in blocks as they are character by character") {
+  // 64 characters and more are looked at as a block, fewer one by one.
+  constexpr std::string_view letters = "\"\"\"\"\\[]{}[]{},,:: \nax\x01\xC3\xA9";
+  std::mt19937 random(11);
+  int whole = 0;
+  for (int round = 0; round < 200000; ++round) {
+    std::string text = "{\"a\": [";
+    for (std::size_t left = random() % 40; left > 0; --left)
+      text += letters[random() % letters.size()];
+    text += "], \"z\": 1}";
+    const Read few = read_object(text);
+    const Read block = read_object(text + std::string(100, ' '));
+    CAPTURE(text);
+    REQUIRE(text.size() < 64);
+    REQUIRE(block.keys == few.keys);
+    REQUIRE(block.cut == few.cut);
+    REQUIRE(block.broken == few.broken);
+    REQUIRE(block.defects.bad_escapes == few.defects.bad_escapes);
+    REQUIRE(block.defects.bad_utf8 == few.defects.bad_utf8);
+    REQUIRE(block.defects.control_characters == few.defects.control_characters);
+    whole += few.keys == std::vector<std::string>{"a", "z"} ? 1 : 0;
+  }
+  CHECK(whole > 1000);  // not all are wreckage
+}
+
+/// A random value of a few hundred characters, well-formed.
+void append_value(std::string& out, std::mt19937& random, int depth) {
+  const unsigned kind = random() % (depth > 6 ? 2 : 4);
+  if (kind == 0) {
+    out += std::to_string(random() % 1000);
+  } else if (kind == 1) {
+    constexpr std::string_view pieces[] = {"]",    "}",    "{[",   ",",      ":",
+                                           "\\\"", "\\\\", "word", "\\u00e9"};
+    out += '"';
+    for (std::size_t left = random() % 30; left > 0; --left)
+      out += pieces[random() % std::size(pieces)];
+    out += '"';
+  } else {
+    out += kind == 2 ? '[' : '{';
+    for (std::size_t left = random() % 6; left > 0; --left) {
+      if (kind == 3) out += random() % 2 == 0 ? "\"key\": " : "\"\" : ";
+      append_value(out, random, depth + 1);
+      if (left > 1) out += random() % 2 == 0 ? ", " : " ,\n ";
+    }
+    out += kind == 2 ? ']' : '}';
+  }
+}
+
+TEST_CASE("scan: nested values end at their own bracket, wherever blocks begin and end") {
+  std::mt19937 random(5);
+  for (int round = 0; round < 20000; ++round) {
+    std::string text = "{\"a\": [";
+    append_value(text, random, 0);
+    text += "], \"v\": \"found\"}";
+    const Read read = read_object(text);
+    CAPTURE(text);
+    REQUIRE(read.keys == std::vector<std::string>{"a", "v"});
+    REQUIRE(read.value == "found");
+    REQUIRE(read.defects.bad_escapes == 0);
+    REQUIRE_FALSE(read.broken);
+    REQUIRE_FALSE(read.cut);
+  }
+}
+
+TEST_CASE("scan: a record that ends a few bytes behind what is at hand is passed over as well") {
+  // Three pieces of 100000 bytes are at hand, of which the first bracket is gone.
+  for (std::size_t extra = 0; extra < 80; ++extra) {
+    const std::string huge(300000 - 1 - std::string_view("{\"v\": \"\"}").size() + extra, 'x');
+    const std::string text = "[{\"v\": \"" + huge + "\"}, {\"v\": \"next\"}]";
+    Defects defects;
+    Source source("drops", std::make_unique<Drops>(text + std::string(300000, ' '), 100000));
+    JsonScanner json(source, defects);
+    json.enter();
+    JsonText key;
+    std::string last;
+    for (json.start_record(); json.next_element(); json.start_record()) {
+      json.enter();
+      while (json.next_key(key)) last = json.text().raw;
+      if (json.too_long()) json.give_up_record();
+    }
+    CAPTURE(extra);
+    REQUIRE(last == "next");
+    REQUIRE(defects.bad_escapes == 0);
+    REQUIRE(defects.control_characters == 0);
+    REQUIRE_FALSE(json.cut());
   }
 }
 

@@ -434,4 +434,32 @@ TEST_CASE("scan: two ranks whose operations are not the same are not aligned") {
   for (const ClockModel& clock : alignment.clocks) CHECK(clock.offset == 0);
 }
 
+TEST_CASE("scan: groups that a record claims are bounded, listed ones are sorted") {
+  const auto kernel = [](const std::string& group, const std::string& ranks,
+                         const std::string& more) {
+    return R"({"ph":"X","cat":"kernel","name":"ncclDevKernel_AllReduce","pid":0,"tid":7,"ts":1,)"
+           R"("dur":1,"args":{"Collective name":"allreduce","Process Group Name":")" +
+           group + R"(","Process Group Ranks":")" + ranks + "\"" + more + "}},";
+  };
+  const std::string claim = R"(,"Group size":900000,"Global rank start":3,"Global rank stride":2)";
+  std::string descending = "[";
+  for (int rank = 20000; rank > 0; --rank) descending += std::to_string(rank) + ", ";
+  const std::string text =
+      "[" + kernel("a", "[3, 5, ...]", claim) + kernel("b", "[3, 5, ...]", claim) +
+      kernel("c", descending + "0]", "") +
+      kernel("d", "[7, ...]",
+             R"(,"Group size":9,"Global rank start":2147483646,"Global rank stride":1)") +
+      "]";
+  Trace t;
+  Source source("rank0.json", text);
+  import_kineto(t, source);
+  REQUIRE(t.groups.size() == 4);
+  CHECK(t.groups[0].ranks.size() == 900000);
+  CHECK(t.groups[0].ranks[1] == 5);
+  CHECK(t.groups[1].ranks.size() == (1 << 20) - 900000);
+  REQUIRE(t.groups[2].ranks.size() == 20001);
+  CHECK(t.groups[2].ranks[20000] == 20000);
+  CHECK(t.groups[3].ranks.empty());  // nothing is left of the limit
+}
+
 }  // namespace

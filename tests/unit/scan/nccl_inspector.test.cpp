@@ -113,4 +113,19 @@ TEST_CASE("scan: inspector's lines that are none are counted, reversed times too
   CHECK(import(verbose(1, 5, 50), {.rank = 3}).ranks[0].rank == 3);
 }
 
+TEST_CASE("scan: lines that claim a million ranks each do not make a list for each") {
+  constexpr int million = 1 << 20;
+  std::string text;
+  for (int i = 0; i < 50; ++i) {
+    text += header("0x" + std::to_string(i), 1, million) +
+            R"("coll_perf":{"coll":"AllReduce","coll_sn":1,"coll_msg_size_bytes":8,)" +
+            R"("coll_exec_time_us":10}})" + "\n";
+  }
+  const Trace t = import(text);
+  REQUIRE(t.groups.size() == 50);
+  std::size_t listed = 0;
+  for (const Group& group : t.groups) listed += group.ranks.size();
+  CHECK(listed == million);
+}
+
 }  // namespace

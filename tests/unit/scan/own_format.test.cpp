@@ -69,6 +69,18 @@ void check_equal(const Trace& a, const Trace& b) {
     REQUIRE((c.dtype == none) == (d.dtype == none));
     if (c.dtype != none) CHECK(a.names[c.dtype] == b.names[d.dtype]);
   }
+  REQUIRE(a.device_states.size() == b.device_states.size());
+  for (std::size_t i = 0; i < a.device_states.size(); ++i) {
+    const DeviceState& x = a.device_states[i];
+    const DeviceState& y = b.device_states[i];
+    CHECK(x.at == y.at);
+    CHECK(x.rank == y.rank);
+    CHECK(x.sm_mhz == y.sm_mhz);
+    CHECK(x.temperature_c == y.temperature_c);
+    CHECK(x.busy_percent == y.busy_percent);
+    CHECK(x.power_mw == y.power_mw);
+    CHECK(x.clock_limits == y.clock_limits);
+  }
   CHECK(a.completeness.cost_ns_per_event == b.completeness.cost_ns_per_event);
   CHECK(a.completeness.events_dropped == b.completeness.events_dropped);
 }
@@ -120,6 +132,13 @@ void record_into(RecordSink& sink) {
   send.lane = 1;
   send.peer = 5;
   sink.record(send);
+  sink.device({.at = 812345680200,
+               .sm_mhz = 1980,
+               .temperature_c = 61,
+               .busy_percent = 0,
+               .power_mw = 645'000,
+               .clock_limits = 0x8000'0004});
+  sink.device({.at = -3});
   sink.record(span(20, 25, "wait", mega::SpanKind::wait));
   sink.finish({4, 17});
 }
@@ -157,6 +176,8 @@ TEST_CASE("scan: ranks of a trace are written and read back exactly") {
   const TableIndex group = t.intern_group("tp", {5, 4});
   t.completeness.cost_ns_per_event = 0.1;
   for (int r = 0; r < 2; ++r) {
+    t.device_states.push_back(
+        {.at = 99 + r, .rank = static_cast<TableIndex>(r), .sm_mhz = 1900 + r, .power_mw = 7});
     const auto lane = static_cast<TableIndex>(2 * r);
     Event launch;
     launch.begin = 100 + r;
@@ -219,6 +240,7 @@ TEST_CASE("scan: bad lines of a trace file are counted, bad files refused") {
        "{\"b\":5,\"d\":-2,\"n\":\"x\",\"l\":0}\n"
        "{\"b\":5,\"d\":2,\"n\":\"x\",\"l\":0,\"k\":\"communication\",\"g\":3,\"a\":99}\n"
        "{\"later\":[1,{\"b\":2}],\"versions\":\"have\"}\n"  // 5
+       "], }\n"
        "{\"recorded\":2,\"dropped\":0}\n");
   CHECK(t.defects.malformed_records == 5);
   CHECK(t.defects.negative_durations == 1);

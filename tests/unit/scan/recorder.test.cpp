@@ -7,6 +7,9 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -170,6 +173,51 @@ TEST_CASE("scan: a sink that fails ends the recording, and close() tells why") {
   CHECK_THROWS_WITH(recorder.close(), "disk full");
   // And a recorder that nobody closes keeps it to itself.
   { HostRecorder forgotten({}, std::make_unique<Full>()); }
+}
+
+TEST_CASE("scan: the device is asked while steps are recorded, and never by the rank's thread") {
+  /// Says how often it was asked, and by whom.
+  class Asked final : public mega::scan::detail::Recording {
+   public:
+    explicit Asked(TraceCollector& to) : Recording({}, to.sink(), {}) { start(); }
+    ~Asked() override { close(); }
+    void begin_step(std::int64_t step) { begin_step_at(step); }
+
+   private:
+    bool drain() override { return false; }
+    [[nodiscard]] std::int64_t dropped() const noexcept override { return 0; }
+    [[nodiscard]] std::optional<DeviceState> device_state() override {
+      CHECK(std::this_thread::get_id() != made_by_);
+      return DeviceState{.at = ++asked_, .sm_mhz = 1000};
+    }
+    std::thread::id made_by_ = std::this_thread::get_id();
+    int asked_ = 0;
+  };
+  TraceCollector collector;
+  std::size_t in_step = 0;
+  {
+    Asked recording(collector);
+    rest_ms(60);
+    recording.flush();
+    CHECK(collector.trace().device_states.empty());
+    recording.begin_step(0);
+    for (int i = 0; i < 20; ++i) recording.flush();
+    rest_ms(150);
+    recording.begin_step(no_step);
+    rest_ms(30);
+    recording.flush();
+    in_step = collector.trace().device_states.size();
+  }
+  const auto& states = collector.trace().device_states;
+  // Every 20 ms or so, and not at each flush.
+  REQUIRE_FALSE(states.empty());
+  CHECK(states.size() <= 10);
+  CHECK(states.size() == in_step);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    CHECK(states[i].at == static_cast<Nanoseconds>(i) + 1);
+    CHECK(states[i].rank == 0);
+    CHECK(states[i].sm_mhz == 1000);
+  }
 }
 
 TEST_CASE("scan: on a stream with its own thread a span is the time of the work there") {

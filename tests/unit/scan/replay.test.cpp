@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace {
@@ -94,6 +96,61 @@ TEST_CASE("scan: what runs beside without ever being waited for is no dependency
     if (h.trace.name(h.trace.events[n.event]) != "k") continue;
     for (const std::uint32_t d : g.needs(n))
       CHECK(h.trace.name(h.trace.events[g.nodes[d].event]) == "k");
+  }
+}
+
+/// The names that the operation of this name in this step of rank 1 needs.
+std::vector<std::string> needs_of(const Trace& t, const DependencyGraph& g, std::string_view name,
+                                  int step) {
+  std::vector<std::string> out;
+  for (const auto& n : g.nodes) {
+    const Event& e = t.events[n.event];
+    if (n.rank != 1 || e.step != step || t.name(e) != name) continue;
+    for (const std::uint32_t d : g.needs(n)) out.emplace_back(t.name(t.events[g.nodes[d].event]));
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+TEST_CASE("scan: what follows at once does not hide the kernel that a send needs") {
+  HandTrace h(2);
+  for (int step = 0; step < 10; ++step) {
+    const std::int64_t at = step * 10'000'000;
+    // The last send is stamped 200 ns early, as coarse clocks do.
+    const std::int64_t sent = at + 1'000'000 - (step == 9 ? 200 : -300);
+    h.run(1, "kernel", at, at + 1'000'000, step);
+    h.run(1, "nothing", at + 1'000'000, at + 1'000'000, step);
+    h.call(1, send, "send", sent, at + 1'100'000, step, step, 0);
+    h.call(0, recv, "recv", at, at + 1'100'000, step, step, 1);
+  }
+  const DependencyGraph g = graph_of(h.trace);
+  CHECK(needs_of(h.trace, g, "send", 0) == std::vector<std::string>{"nothing"});
+  CHECK(needs_of(h.trace, g, "send", 9) == std::vector<std::string>{"kernel"});
+}
+
+TEST_CASE("scan: a receive that begins with its send waits for nothing but the send") {
+  for (const bool together : {true, false}) {
+    CAPTURE(together);
+    HandTrace h(2);
+    for (int step = 0; step < 10; ++step) {
+      const std::int64_t at = step * 10'000'000;
+      h.run(0, "kernel", at, at + 1'000'000, step);
+      h.run(1, "before", at, at + 900'000, step);
+      h.call(0, send, "send", at + 1'000'000, at + 1'100'000, step, step, 1);
+      h.call(1, recv, "recv", at + (together ? 1'000'300 : 900'000), at + 1'100'000, step, step, 0);
+      h.run(1, "after", at + 1'100'000, at + 1'200'000, step);
+    }
+    const DependencyGraph g = graph_of(h.trace);
+    CHECK(needs_of(h.trace, g, "recv", 3) ==
+          (together ? std::vector<std::string>{} : std::vector<std::string>{"before"}));
+    ReplayTimes times;
+    std::vector<double> work = work_of(g);
+    for (std::size_t i = 0; i < g.nodes.size(); ++i) {
+      if (h.trace.name(h.trace.events[g.nodes[i].event]) == "kernel") work[i] /= 2;
+    }
+    replay(g, work, true, times);
+    // Posted at 0.9 ms, or whenever the send is there; 0.1 ms each of transfer and kernel.
+    CHECK(times.step[3] == doctest::Approx(together ? 1'000'000 : 1'100'000).epsilon(0.001));
   }
 }
 

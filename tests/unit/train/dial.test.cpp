@@ -2,6 +2,7 @@
 #include "../../support/residual_stage.hpp"
 #include "../../support/run_residual.hpp"
 #include <mega/dpp/adaptive.hpp>
+#include <mega/dpp/look_ahead_dispatch.hpp>
 #include <mega/train/dial.hpp>
 #include <mega/train/stall_meter.hpp>
 
@@ -24,6 +25,7 @@ constexpr int steps = 14;
 
 struct AdaptivePlan : ResidualPlan<true, mega::Host, AdaptiveTraversal> {
   using hooks = mega::Hooks<mega::train::StallMeter>;
+  using dispatch = mega::dpp::BoundedLookAhead;
 };
 
 struct AdaptiveOutcome {
@@ -31,10 +33,13 @@ struct AdaptiveOutcome {
   std::vector<std::size_t> lengths_of_log;  // of every rank
   std::vector<DialMove> log;
   std::vector<double> waited;  // of every rank, over all steps
+  /// Under look-ahead, of every step: whether rank 0 began with seven forwards of its first chunk,
+  /// which it does in groups of 8; in groups of 4 it has four, and two may run ahead.
+  std::vector<bool> begins_wide;
 };
 
 /// pp 4, v 2, m 8, `exposed` seconds of waiting claimed in steps of 1 s.
-AdaptiveOutcome run_adaptive(const AdaptiveTraversal& traversal, double exposed) {
+AdaptiveOutcome run_adaptive(const AdaptiveTraversal& traversal, double exposed, int ahead = 0) {
   AdaptiveOutcome out;
   out.lengths_of_log.resize(4);
   out.waited.resize(4);
@@ -45,6 +50,7 @@ AdaptiveOutcome run_adaptive(const AdaptiveTraversal& traversal, double exposed)
     options.chunks = 2;
     options.microbatches = 8;
     options.traversal = traversal;
+    options.dispatch.ahead = ahead;
     options.clip_norm = 0.5;
     options.seed = 42;
     const ResidualShape shape{.layers = 8};
@@ -58,6 +64,12 @@ AdaptiveOutcome run_adaptive(const AdaptiveTraversal& traversal, double exposed)
     for (int step = 0; step < steps; ++step) {
       const mega::StepResult r = trainer.step(batch, 0.02);
       waited += trainer.hooks().recorder.take_seconds();
+      if (ahead > 0 && world.rank() == 0) {
+        bool wide = true;
+        for (const auto& action : trainer.dispatcher().executed().first(7))
+          wide &= action.kind == mega::dpp::ActionKind::forward && action.chunk == 0;
+        out.begins_wide.push_back(wide);
+      }
       // Only one rank saw the waiting: all must act on it.
       const double mine = world.rank() == 2 ? exposed : 0.0;
       dial.turn(trainer, {1.0, mine, 0.1});
@@ -104,6 +116,19 @@ TEST_CASE("train: an order that changes between steps changes no bit") {
   const AdaptiveOutcome again = run_adaptive(AdaptiveTraversal::replay(moved.log), 0.0);
   CHECK(again.log == moved.log);
   CHECK(again.losses == expected.losses);
+}
+
+TEST_CASE("train: the dial turns under look-ahead too") {
+  const AdaptiveOutcome moved = run_adaptive(AdaptiveTraversal{}, 0.2, 2);
+  CHECK(moved.losses == run_static().losses);
+  REQUIRE(moved.log.size() == 2);
+  CHECK(moved.log[0].to == 8);
+  CHECK(moved.log[1].to == 4);
+  for (int step = 0; step < steps; ++step) {
+    CAPTURE(step);
+    CHECK(moved.begins_wide[static_cast<std::size_t>(step)] ==
+          (moved.log[0].step < step && step <= moved.log[1].step));
+  }
 }
 
 TEST_CASE("train: without exposed transfers the order stays DFC") {

@@ -7,6 +7,7 @@
 #include <mega/dpp/verifier.hpp>
 #include <mega/host/host_async.hpp>
 #include <mega/train/memory_plan.hpp>
+#include <mega/train/stall_meter.hpp>
 
 #include <doctest/doctest.h>
 
@@ -15,6 +16,7 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -215,6 +217,7 @@ TEST_CASE("train: look-ahead overtakes late messages, within its memory, and rep
 
   int overtaken = 0;
   bool beyond_static = false;
+  s.ahead = 2;
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {
     CAPTURE(seed);
     std::map<int, std::vector<Action>> recorded;
@@ -222,15 +225,19 @@ TEST_CASE("train: look-ahead overtakes late messages, within its memory, and rep
       delays_of_this_rank = {100 * seed + static_cast<std::uint64_t>(rank), 500};
       return mega::HostAsync(100 * seed + static_cast<std::uint64_t>(rank), 60);
     };
-    const RunOutcome run = run_dispatch<ChaosPlan<mega::HostAsync, LookAhead<2>>>(
-        s, schedule, late, [&](auto& trainer) {
-          const int rank = trainer.world().rank();
-          const int position = s.mesh.coordinates(rank)[mega::Axis::pipeline];
-          const auto executed = trainer.dispatcher().executed();
-          recorded[rank].assign(executed.begin(), executed.end());
-          CHECK(trainer.peak_microbatches() <= verdict.peak(position) + 2);
-          beyond_static |= trainer.peak_microbatches() > verdict.peak(position);
-        });
+    const auto watch = [&](auto& trainer) {
+      const int rank = trainer.world().rank();
+      const int position = s.mesh.coordinates(rank)[mega::Axis::pipeline];
+      const auto executed = trainer.dispatcher().executed();
+      recorded[rank].assign(executed.begin(), executed.end());
+      CHECK(trainer.peak_microbatches() <= verdict.peak(position) + 2);
+      beyond_static |= trainer.peak_microbatches() > verdict.peak(position);
+    };
+    // L as a type and as a value are one rule.
+    const RunOutcome run =
+        seed % 2 == 0
+            ? run_dispatch<ChaosPlan<mega::HostAsync, LookAhead<2>>>(s, schedule, late, watch)
+            : run_dispatch<ChaosPlan<mega::HostAsync, BoundedLookAhead>>(s, schedule, late, watch);
     CHECK(run == reference);
     for (int rank = 0; rank < s.mesh.size(); ++rank) {
       const int position = s.mesh.coordinates(rank)[mega::Axis::pipeline];
@@ -256,6 +263,28 @@ TEST_CASE("train: look-ahead overtakes late messages, within its memory, and rep
   }
   CHECK(overtaken > 0);
   CHECK(beyond_static);
+}
+
+TEST_CASE("train: a look-ahead of 0 is the static order, with its memory and its broadcasts") {
+  RunSettings s;
+  s.mesh = {.tensor = 2, .pipeline = 2};
+  const Schedule schedule = make_schedule(OneForwardOneBackward{}, 2, s.global_microbatches, 1);
+  std::map<int, std::size_t> bytes;
+  const auto keep = [&](auto& trainer) { bytes[trainer.world().rank()] = trainer.device_bytes(); };
+  const RunOutcome plain =
+      run_dispatch<ChaosPlan<mega::Host, StaticDispatch>>(s, schedule, on_host, keep);
+  const std::map<int, std::size_t> expected = bytes;
+  const auto check_idle = [&](auto& trainer) {
+    keep(trainer);
+    CHECK(trainer.dispatcher().executed().empty());
+  };
+  CHECK(run_dispatch<ChaosPlan<mega::Host, BoundedLookAhead>>(s, schedule, on_host, check_idle) ==
+        plain);
+  CHECK(bytes == expected);
+  s.ahead = -1;
+  CHECK(sentence_of(mega::ErrorCode::usage, [&] {
+          run_dispatch<ChaosPlan<mega::Host, BoundedLookAhead>>(s, schedule, on_host);
+        }).find("look-ahead of -1 forwards") != std::string::npos);
 }
 
 TEST_CASE("train: replay refuses what look-ahead would not have done") {
@@ -339,6 +368,44 @@ struct FailingPlan : ChaosPlan<mega::HostAsync, LookAhead<2>> {
 };
 }  // namespace
 
+namespace {
+/// Sleeps in each forward of the first stage.
+class SleepyStage : public MeetingStage<DelayedComm> {
+ public:
+  static constexpr std::chrono::milliseconds nap{2};
+  SleepyStage(ResidualShape shape, mega::StagePosition at, DelayedComm& tensor)
+      : MeetingStage(shape, at, tensor), sleeps_(at.first()) {}
+  void forward(auto& ctx, Matrix<const float> in, Matrix<float> out, saved_type& saved) {
+    if (sleeps_) std::this_thread::sleep_for(nap);
+    MeetingStage::forward(ctx, in, out, saved);
+  }
+
+ private:
+  bool sleeps_;
+};
+struct SleepyPlan : ChaosPlan<mega::Host, BoundedLookAhead> {
+  using stage = SleepyStage;
+  using hooks = mega::Hooks<mega::train::StallMeter>;
+};
+}  // namespace
+
+TEST_CASE("train: a recorder sees how long look-ahead waits for an input") {
+  RunSettings s;
+  s.mesh.pipeline = 2;
+  s.steps = 1;
+  const Schedule schedule = make_schedule(GPipe{}, 2, s.global_microbatches, 1);
+  for (const int ahead : {0, 1}) {
+    CAPTURE(ahead);
+    s.ahead = ahead;
+    run_dispatch<SleepyPlan>(s, schedule, on_host, [&](auto& trainer) {
+      if (trainer.world().rank() == 0) return;
+      // Half of the naps, since rank 1 may have come late itself.
+      const std::chrono::duration<double> naps = s.global_microbatches * SleepyStage::nap;
+      CHECK(trainer.hooks().recorder.take_seconds() > naps.count() / 2);
+    });
+  }
+}
+
 TEST_CASE("train: a stage that fails on its stream ends look-ahead long before the deadline") {
   RunSettings s;
   s.mesh.pipeline = 2;
@@ -361,22 +428,27 @@ TEST_CASE("train: the memory plan counts the slots of look-ahead, as the trainer
   s.global_microbatches = 9;
   s.steps = 1;
   const Schedule schedule = make_schedule(ScheduleTraversal<DFC>{}, 2, 9, 2);
-  mega::TrainerOptions<GivenOrders> options;
-  options.mesh = s.mesh;
-  options.chunks = s.chunks;
-  options.microbatches = 9;
-  options.traversal = given(schedule);
+  const auto options_with = [&]<class Dispatch>(Dispatch dispatch) {
+    mega::TrainerOptions<GivenOrders, Dispatch> options;
+    options.mesh = s.mesh;
+    options.chunks = s.chunks;
+    options.microbatches = 9;
+    options.traversal = given(schedule);
+    options.dispatch = dispatch;
+    return options;
+  };
   const auto factory = [&](mega::StagePosition at, auto&) {
     return ResidualStage<false>(s.shape, at);
   };
-  const auto check = [&]<class Dispatch>(Dispatch) {
+  const auto check = [&]<class Dispatch>(Dispatch dispatch) {
+    s.ahead = dispatch.ahead;
     std::map<int, std::size_t> allocated;
     run_dispatch<ChaosPlan<mega::Host, Dispatch>>(s, schedule, on_host, [&](auto& trainer) {
       allocated[trainer.world().rank()] = trainer.device_bytes();
     });
     std::size_t total = 0;
     for (int rank = 0; rank < s.mesh.size(); ++rank) {
-      const auto plan = mega::train::plan_memory<VPlacement, Dispatch>(options, rank, factory);
+      const auto plan = mega::train::plan_memory<VPlacement>(options_with(dispatch), rank, factory);
       CHECK(plan.total() == allocated[rank]);
       total += plan.activations;
     }
@@ -385,10 +457,14 @@ TEST_CASE("train: the memory plan counts the slots of look-ahead, as the trainer
   const std::size_t plain = check(StaticDispatch{});
   const std::size_t two = check(LookAhead<2>{});
   const std::size_t all = check(LookAhead<50>{});
+  CHECK(check(BoundedLookAhead{0}) == plain);
+  CHECK(check(BoundedLookAhead{2}) == two);
+  CHECK(check(BoundedLookAhead{50}) == all);
   CHECK(two > plain);
   CHECK(all > two);
   // Micro-batches bound the slots.
-  const mega::train::Pipeline<GivenOrders, LoopPlacement> pipeline(options, 0, s.mesh.size());
+  const mega::train::Pipeline<GivenOrders, LoopPlacement> pipeline(options_with(StaticDispatch{}),
+                                                                   0, s.mesh.size());
   for (const ChunkPlacement& at : pipeline.placements(false, 50)) CHECK(at.slots == 9);
   const auto few = pipeline.placements(false), more = pipeline.placements(false, 2);
   for (std::size_t c = 0; c < few.size(); ++c)

@@ -1,0 +1,152 @@
+/// @file  KernelTimes: how long every kernel took, by name, pass, rank and step.
+#pragma once
+#include <mega/scan/trace.hpp>
+#include <mega/scan/verdicts/job_layout.hpp>
+#include <mega/scan/verdicts/robust.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+namespace mega::inline v0::scan::verdicts {
+
+/// Kernels of one name in one pass on one rank in one step, in order of time.
+struct KernelCell {
+  TableIndex rank = 0, step = 0;
+  std::size_t first = 0, count = 0;  ///< into the columns of KernelTimes
+  double middle = 0;                 ///< median of the logarithms of the durations
+  double total = 0;                  ///< ns
+};
+
+/// Kernels of one name in one pass, everywhere. A layer's operation has one name in the forward and
+/// in the backward pass, and other work.
+struct Kernel {
+  TableIndex name = none;
+  EventKind pass = EventKind::compute;
+  std::size_t first = 0, count = 0;  ///< into KernelTimes::cells
+  double reference = 0;              ///< lower median over the ranks of the cells' middles
+  double total = 0;                  ///< ns
+  double variation = 0;              ///< relative, that its load makes: see common_load.hpp
+};
+
+struct KernelTimes {
+  std::vector<float> logs;  ///< of durations in ns
+  std::vector<Nanoseconds> begins;
+  std::vector<std::int32_t> microbatches;  ///< -1 where the file does not say
+  std::vector<KernelCell> cells;           ///< by kernel, rank, step
+  std::vector<Kernel> kernels;
+};
+
+/// How the spans of device work nest, by event.
+struct Nesting {
+  std::vector<char> holds;      ///< others of its lane: its time is theirs, and of waits among them
+  std::vector<EventKind> pass;  ///< its kind, or where that is `compute` the kind of what holds it
+};
+
+[[nodiscard]] inline Nesting find_nesting(const Trace& trace) {
+  struct Span {
+    TableIndex lane, event;
+    Nanoseconds begin, end;
+  };
+  std::vector<Span> spans;
+  for (std::size_t i = 0; i < trace.events.size(); ++i) {
+    const Event& e = trace.events[i];
+    if (is_device_work(e)) spans.push_back({e.lane, static_cast<TableIndex>(i), e.begin, e.end});
+  }
+  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+    return std::tie(a.lane, a.begin, b.end, a.event) < std::tie(b.lane, b.begin, a.end, b.event);
+  });
+  Nesting out{std::vector<char>(trace.events.size(), 0),
+              std::vector<EventKind>(trace.events.size(), EventKind::other)};
+  std::vector<const Span*> open;
+  for (const Span& span : spans) {
+    const auto inside = [&](const Span& outer) {
+      return outer.lane == span.lane && span.begin < outer.end && span.end <= outer.end;
+    };
+    while (!open.empty() && !inside(*open.back())) open.pop_back();
+    EventKind& pass = out.pass[span.event];
+    pass = trace.events[span.event].kind;
+    if (!open.empty()) {
+      out.holds[open.back()->event] = 1;
+      if (pass == EventKind::compute) pass = out.pass[open.back()->event];
+    }
+    open.push_back(&span);
+  }
+  return out;
+}
+
+/// Cost: a sort of the kernels.
+[[nodiscard]] inline KernelTimes tabulate_kernels(const Trace& trace, const JobLayout& job) {
+  const Nesting nesting = find_nesting(trace);
+  struct Item {
+    std::uint64_t key;  // kernel, rank, step
+    Nanoseconds begin;
+    float log;
+    std::int32_t microbatch;
+  };
+  constexpr unsigned rank_bits = 18, step_bits = 18;
+  std::vector<Item> items;
+  for (std::size_t i = 0; i < trace.events.size(); ++i) {
+    const Event& e = trace.events[i];
+    if (!is_compute(e.kind) || e.duration() <= 0 || e.name == none || nesting.holds[i] != 0)
+      continue;
+    const std::size_t step = job.step_index(e.step);
+    if (step == JobLayout::no_step) continue;
+    const std::uint64_t kernel = std::uint64_t{e.name} << 4U | std::uint64_t(nesting.pass[i]);
+    const std::uint64_t rank = trace.rank_index(e);
+    items.push_back({(kernel << rank_bits | rank) << step_bits | step, e.begin,
+                     static_cast<float>(std::log(double(e.duration()))), e.microbatch});
+  }
+  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+    return std::tie(a.key, a.begin) < std::tie(b.key, b.begin);
+  });
+  KernelTimes out;
+  std::vector<float> scratch;
+  std::uint64_t last_kernel = ~std::uint64_t{0};
+  for (std::size_t i = 0; i < items.size();) {
+    const std::uint64_t key = items[i].key, kernel = key >> (rank_bits + step_bits);
+    KernelCell cell;
+    cell.rank = static_cast<TableIndex>(key >> step_bits & ((1U << rank_bits) - 1));
+    cell.step = static_cast<TableIndex>(key & ((1U << step_bits) - 1));
+    cell.first = out.logs.size();
+    scratch.clear();
+    for (; i < items.size() && items[i].key == key; ++i) {
+      out.logs.push_back(items[i].log);
+      out.begins.push_back(items[i].begin);
+      out.microbatches.push_back(items[i].microbatch);
+      scratch.push_back(items[i].log);
+      cell.total += std::exp(static_cast<double>(items[i].log));
+    }
+    cell.count = scratch.size();
+    cell.middle = static_cast<double>(lower_median(scratch));
+    if (kernel != last_kernel) {
+      Kernel made;
+      made.name = static_cast<TableIndex>(kernel >> 4U);
+      made.pass = static_cast<EventKind>(kernel & 0xFU);
+      made.first = out.cells.size();
+      out.kernels.push_back(made);
+      last_kernel = kernel;
+    }
+    ++out.kernels.back().count;
+    out.kernels.back().total += cell.total;
+    out.cells.push_back(cell);
+  }
+  std::vector<double> of_rank, of_all;
+  for (Kernel& k : out.kernels) {
+    of_all.clear();
+    for (std::size_t c = k.first; c < k.first + k.count;) {
+      const TableIndex rank = out.cells[c].rank;
+      of_rank.clear();
+      for (; c < k.first + k.count && out.cells[c].rank == rank; ++c)
+        of_rank.push_back(out.cells[c].middle);
+      of_all.push_back(lower_median(of_rank));
+    }
+    k.reference = lower_median(of_all);
+  }
+  return out;
+}
+
+}  // namespace mega::inline v0::scan::verdicts

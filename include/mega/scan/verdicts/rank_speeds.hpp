@@ -1,0 +1,149 @@
+/// @file  RankSpeeds: how much longer the kernels of each rank take in each step than the same
+/// kernels of its peers.
+#pragma once
+#include <mega/scan/verdict.hpp>
+#include <mega/scan/verdicts/job_layout.hpp>
+#include <mega/scan/verdicts/kernel_times.hpp>
+#include <mega/scan/verdicts/onset.hpp>
+#include <mega/scan/verdicts/robust.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+namespace mega::inline v0::scan::verdicts {
+
+struct RankSpeeds {
+  std::size_t steps = 0;
+  std::vector<double> excess;    ///< [rank][step]: logarithm of the factor; 0 where not known
+  std::vector<char> known;       ///< [rank][step]
+  std::vector<char> with_stage;  ///< [rank]: slow as all ranks of its stage are
+  double limit = 0;              ///< of excess, above which a rank is slow in a step
+  double flicker = 0;            ///< standard deviation of excess from step to step
+  double significance = 0;       ///< times the standard error, that a level must be
+
+  [[nodiscard]] Onset onset(std::size_t rank) const {
+    return find_lasting(
+        steps, [&](std::size_t s) { return excess[rank * steps + s]; },
+        [&](std::size_t s) { return known[rank * steps + s] != 0; }, limit);
+  }
+  [[nodiscard]] bool present(std::size_t rank) const {
+    const auto from = known.begin() + static_cast<std::ptrdiff_t>(rank * steps);
+    return std::find(from, from + static_cast<std::ptrdiff_t>(steps), 1) !=
+           from + static_cast<std::ptrdiff_t>(steps);
+  }
+  /// Slow for good: what flickers from step to step, as where ranks share processors, is noise, and
+  /// so is the mean of as many such steps.
+  [[nodiscard]] bool lasts(const Onset& o) const {
+    return o.lasts() && o.level * std::sqrt(static_cast<double>(o.slow)) > significance * flicker;
+  }
+  /// The rank itself, and not its whole stage, is slow in the step.
+  [[nodiscard]] bool slow(std::size_t rank, std::size_t step) const {
+    const std::size_t at = rank * steps + step;
+    return with_stage[rank] == 0 && known[at] != 0 && excess[at] > limit;
+  }
+};
+
+/// Median over the kernels of a rank, each with the weight of its time.
+inline void measure_excess(RankSpeeds& speeds, const KernelTimes& times, const JobLayout& job,
+                           const DiagnoseOptions& options) {
+  struct Vote {
+    double shift, weight;
+  };
+  std::vector<std::vector<Vote>> votes(job.ranks() * speeds.steps);
+  for (const Kernel& k : times.kernels) {
+    const bool varies = k.variation > options.data_variation;
+    std::map<std::pair<std::int32_t, std::uint32_t>, std::vector<double>> replicas;
+    if (varies) {
+      for (std::size_t c = k.first; c < k.first + k.count; ++c) {
+        const KernelCell& cell = times.cells[c];
+        replicas[{job.replica[cell.rank], cell.step}].push_back(cell.middle);
+      }
+    }
+    for (std::size_t c = k.first; c < k.first + k.count; ++c) {
+      const KernelCell& cell = times.cells[c];
+      double standard = k.reference;
+      if (varies) {
+        // The load is common to the replica: only its own members are peers.
+        std::vector<double>& all = replicas[{job.replica[cell.rank], cell.step}];
+        if (all.size() < 2) continue;
+        standard = lower_median(all);
+      }
+      votes[cell.rank * speeds.steps + cell.step].push_back({cell.middle - standard, cell.total});
+    }
+  }
+  for (std::size_t i = 0; i < votes.size(); ++i) {
+    std::vector<Vote>& own = votes[i];
+    if (own.empty()) continue;
+    std::sort(own.begin(), own.end(),
+              [](const Vote& a, const Vote& b) { return a.shift < b.shift; });
+    double all = 0, sum = 0;
+    for (const Vote& v : own) all += v.weight;
+    std::size_t at = 0;
+    while (at + 1 < own.size() && (sum += own[at].weight) < all / 2) ++at;
+    speeds.excess[i] = own[at].shift;
+    speeds.known[i] = 1;
+  }
+}
+
+/// From the differences between successive steps of each rank, which a rank that is slow throughout
+/// has like any other.
+inline double measure_flicker(const RankSpeeds& speeds) {
+  std::vector<double> changes;
+  for (std::size_t i = 1; i < speeds.excess.size(); ++i) {
+    if (i % speeds.steps != 0 && speeds.known[i] != 0 && speeds.known[i - 1] != 0)
+      changes.push_back(speeds.excess[i] - speeds.excess[i - 1]);
+  }
+  return spread_around(changes, 0) / std::sqrt(2.0);
+}
+
+/// All ranks of a stage slow alike are not as many faults: the stage's kernels are longer.
+inline void excuse_stages(RankSpeeds& speeds, const JobLayout& job) {
+  std::map<std::int32_t, std::vector<std::size_t>> stages;
+  for (std::size_t r = 0; r < job.ranks(); ++r) {
+    if (speeds.present(r)) stages[job.stage[r]].push_back(r);
+  }
+  if (stages.size() < 2) return;
+  for (const auto& [stage, ranks] : stages) {
+    std::vector<double> levels;
+    for (const std::size_t r : ranks) {
+      const Onset o = speeds.onset(r);
+      if (speeds.lasts(o)) levels.push_back(o.level);
+    }
+    if (levels.size() < ranks.size()) continue;
+    const auto [least, most] = std::minmax_element(levels.begin(), levels.end());
+    if (*most - *least > 0.25 * *most) continue;
+    for (const std::size_t r : ranks) speeds.with_stage[r] = 1;
+  }
+}
+
+[[nodiscard]] inline RankSpeeds measure_rank_speeds(const KernelTimes& times, const JobLayout& job,
+                                                    const DiagnoseOptions& options) {
+  RankSpeeds out;
+  out.steps = job.steps.size();
+  out.excess.assign(job.ranks() * out.steps, 0);
+  out.known.assign(job.ranks() * out.steps, 0);
+  out.with_stage.assign(job.ranks(), 0);
+  measure_excess(out, times, job, options);
+  std::vector<double> all;
+  for (std::size_t i = 0; i < out.excess.size(); ++i) {
+    if (out.known[i] != 0) all.push_back(out.excess[i]);
+  }
+  if (all.empty()) return out;
+  std::vector<double> copy = all;
+  const double middle = lower_median(copy);
+  // The spread is that of healthy ranks while most are: a wide one raises the limit, but not so far
+  // that many slow ranks could hide behind each other.
+  out.limit = std::max(std::log(options.slow_gpu),
+                       middle + options.significance * std::min(0.05, spread_around(all, middle)));
+  out.flicker = measure_flicker(out);
+  out.significance = options.significance;
+  excuse_stages(out, job);
+  return out;
+}
+
+}  // namespace mega::inline v0::scan::verdicts

@@ -1,0 +1,229 @@
+/// @file  Slow link: the transfer itself takes longer than equal ones elsewhere. Of a matched
+/// operation's members the last to arrive waits for nobody, so the shortest span is the transfer.
+#pragma once
+#include <mega/core/error.hpp>
+#include <mega/scan/match.hpp>
+#include <mega/scan/trace.hpp>
+#include <mega/scan/verdict.hpp>
+#include <mega/scan/verdicts/figures.hpp>
+#include <mega/scan/verdicts/job_layout.hpp>
+#include <mega/scan/verdicts/onset.hpp>
+#include <mega/scan/verdicts/robust.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace mega::inline v0::scan::verdicts {
+
+class SlowLinkSearch {
+ public:
+  SlowLinkSearch(const Trace& trace, const Matches& matches, const JobLayout& job,
+                 const DiagnoseOptions& options)
+      : t_(trace), matches_(matches), job_(job), o_(options) {}
+
+  std::vector<Verdict> run(std::vector<std::string>& notes) {
+    // Equal operations of equal groups are peers.
+    using Class = std::tuple<CommunicationOp, std::size_t, std::int64_t, TableIndex>;
+    struct Transfer {
+      Class kind;
+      std::size_t channel;
+      std::size_t step;
+      double log;
+    };
+    std::vector<Transfer> transfers;
+    std::vector<Channel> channels;
+    std::map<std::vector<std::int32_t>, std::size_t> index;
+    std::vector<std::int32_t> who;
+    for (const Instance& i : matches_.instances) {
+      who.clear();
+      Nanoseconds shortest = std::numeric_limits<Nanoseconds>::max();
+      const Event* any = nullptr;
+      std::int64_t bytes = 0;
+      for (const TableIndex c : matches_.of(i)) {
+        const Event& e = t_.events[t_.communications[c].event];
+        who.push_back(t_.rank(e));
+        shortest = std::min(shortest, e.duration());
+        bytes = std::max(bytes, t_.communications[c].bytes);
+        any = &e;
+      }
+      const std::size_t step = job_.step_index(any->step);
+      if (shortest <= 0 || step == JobLayout::no_step) continue;
+      if (i.group != none && i.count < t_.groups[i.group].ranks.size()) continue;
+      std::sort(who.begin(), who.end());
+      const auto [at, is_new] = index.try_emplace(who, channels.size());
+      if (is_new) {
+        Channel made;
+        made.ranks = who;
+        channels.push_back(std::move(made));
+      }
+      channels[at->second].pair = channels[at->second].pair || i.op == CommunicationOp::send_recv;
+      transfers.push_back({{i.op, i.count, bytes, any->name},
+                           at->second,
+                           step,
+                           std::log(static_cast<double>(shortest))});
+    }
+    std::sort(transfers.begin(), transfers.end(), [](const Transfer& a, const Transfer& b) {
+      return std::tie(a.kind, a.channel) < std::tie(b.kind, b.channel);
+    });
+    std::vector<double> of_channel, of_class;
+    for (std::size_t i = 0; i < transfers.size();) {
+      std::size_t end = i;
+      of_class.clear();
+      while (end < transfers.size() && transfers[end].kind == transfers[i].kind) {
+        const std::size_t channel = transfers[end].channel;
+        of_channel.clear();
+        for (; end < transfers.size() && transfers[end].kind == transfers[i].kind &&
+               transfers[end].channel == channel;
+             ++end)
+          of_channel.push_back(transfers[end].log);
+        // The better half of the time: a fault that began in the window leaves the standard alone.
+        std::sort(of_channel.begin(), of_channel.end());
+        of_class.push_back(of_channel[of_channel.size() / 4]);
+      }
+      const double standard = lower_median(of_class);
+      const bool comparable =
+          of_class.size() > 1 && standard > std::log(static_cast<double>(o_.short_transfer));
+      for (; i < end; ++i) {
+        if (!comparable) continue;
+        Channel& c = channels[transfers[i].channel];
+        c.transfers.emplace_back(transfers[i].step, transfers[i].log - standard);
+        c.time += std::exp(transfers[i].log) - std::exp(standard);
+      }
+    }
+    std::vector<std::size_t> slow;
+    for (std::size_t k = 0; k < channels.size(); ++k) {
+      if (judge(channels[k])) slow.push_back(k);
+    }
+    blame_links(channels, std::move(slow));
+    // As many slow links as that are none: what should be equal is not.
+    const std::size_t found = found_.size();
+    if (found < 3 || found * 4 < job_.ranks()) return std::move(found_);
+    found_.clear();
+    notes.push_back(sentence("equal transfers take unequal times in ", found,
+                             " places, so that none of them is a standard for the others"));
+    return std::move(found_);
+  }
+
+ private:
+  struct Channel {
+    std::vector<std::int32_t> ranks;  // global
+    bool pair = false;
+    std::vector<std::pair<std::size_t, double>> transfers;  // step, log of the relative transfer
+    double excess = 0;                                      // log
+    std::size_t first = 0;
+    double time = 0;  // ns in excess
+    bool slow = false;
+  };
+
+  [[nodiscard]] bool judge(Channel& c) const {
+    std::vector<std::vector<double>> steps(job_.steps.size());
+    for (const auto& [step, log] : c.transfers) steps[step].push_back(log);
+    const Onset o = find_onset(
+        job_.steps.size(),
+        [&](std::size_t s) {
+          std::vector<double> copy = steps[s];
+          return lower_median(copy);
+        },
+        [&](std::size_t s) { return !steps[s].empty(); }, std::log(o_.slow_link));
+    c.excess = o.level;
+    c.first = o.first;
+    c.slow = o.lasts();
+    return c.slow;
+  }
+
+  /// A rank nearly all of whose channels are slow explains them; what is left are single links.
+  void blame_links(const std::vector<Channel>& channels, std::vector<std::size_t> left) {
+    struct Record {
+      std::size_t slow = 0, healthy = 0;
+    };
+    std::map<std::int32_t, Record> records;
+    for (const Channel& c : channels) {
+      if (c.transfers.empty()) continue;
+      for (const std::int32_t rank : c.ranks)
+        ++(c.slow ? records[rank].slow : records[rank].healthy);
+    }
+    while (!left.empty()) {
+      std::map<std::int32_t, std::vector<std::size_t>> unexplained;
+      for (const std::size_t k : left) {
+        for (const std::int32_t rank : channels[k].ranks) unexplained[rank].push_back(k);
+      }
+      std::int32_t best = -1;
+      std::pair<std::size_t, double> most{0, 0};
+      for (const auto& [rank, own] : unexplained) {
+        const Record& record = records[rank];
+        const double share =
+            static_cast<double>(record.slow) / static_cast<double>(record.slow + record.healthy);
+        // One pair speaks for itself. A group does not, but a channel that is explained already may
+        // be this rank's fault too.
+        const bool says_little = own.size() == 1 && (channels[own[0]].pair || record.slow < 2);
+        if (share <= 0.66 || says_little) continue;
+        if (std::pair(own.size(), share) > most) {
+          most = {own.size(), share};
+          best = rank;
+        }
+      }
+      const std::vector<std::size_t> explained =
+          best >= 0 ? unexplained[best] : std::vector<std::size_t>{left.front()};
+      add_link(channels, explained, best);
+      std::erase_if(left, [&](std::size_t k) {
+        return std::find(explained.begin(), explained.end(), k) != explained.end();
+      });
+    }
+  }
+
+  void add_link(const std::vector<Channel>& channels, const std::vector<std::size_t>& explained,
+                std::int32_t rank) {
+    Verdict v;
+    const Channel& any = channels[explained.front()];
+    v.what = VerdictClass::slow_link;
+    v.ranks = rank >= 0 ? std::vector<std::int32_t>{rank} : any.ranks;
+    double excess = any.excess, time = 0;
+    std::size_t first = any.first;
+    for (const std::size_t k : explained) {
+      excess = std::min(excess, channels[k].excess);
+      first = std::min(first, channels[k].first);
+      time += channels[k].time / static_cast<double>(std::max<std::size_t>(1, job_.steps.size()));
+    }
+    v.factor = std::exp(excess);
+    v.since_step = job_.steps[first];
+    v.cost_per_step = static_cast<Nanoseconds>(time);
+    v.confidence =
+        rank >= 0 || any.ranks.size() == 2 ? 0.95 : 1.0 / static_cast<double>(any.ranks.size());
+    std::string who;
+    for (const std::int32_t r : any.ranks) who += sentence(who.empty() ? "" : ", ", r);
+    v.evidence.push_back(
+        rank >= 0 ? sentence("all transfers of rank ", rank, ", in ", explained.size(),
+                             " groups and pairs, take at least ", figure(v.factor),
+                             " times as long as equal ones elsewhere")
+                  : sentence("transfers between ranks ", who, " take ", figure(v.factor),
+                             " times as long as equal ones elsewhere; other transfers of these "
+                             "ranks do not"));
+    v.evidence.push_back(sentence("that is ", milliseconds(time), " of transfer a step more"));
+    found_.push_back(std::move(v));
+  }
+
+  const Trace& t_;
+  const Matches& matches_;
+  const JobLayout& job_;
+  const DiagnoseOptions& o_;
+  std::vector<Verdict> found_;
+};
+
+/// @param notes  gets a sentence where equal transfers are so unequal that none is a standard
+[[nodiscard]] inline std::vector<Verdict> find_slow_links(const Trace& trace,
+                                                          const Matches& matches,
+                                                          const JobLayout& job,
+                                                          const DiagnoseOptions& options,
+                                                          std::vector<std::string>& notes) {
+  return SlowLinkSearch(trace, matches, job, options).run(notes);
+}
+
+}  // namespace mega::inline v0::scan::verdicts
