@@ -2,7 +2,8 @@
 ///
 /// Every class leaves its mark in a quantity that the others leave alone, and no quantity needs
 /// clocks that agree. A header of verdicts/ each says how it is told:
-///   slow_gpu.hpp         every kernel of one rank takes longer than the same kernel of its peers
+///   slow_gpu.hpp         every kernel of one rank takes longer than the same kernel of its peers,
+///                        or their sum does
 ///   stage_imbalance.hpp  a stage has more work: more kernels, or longer ones on all of its ranks
 ///   data_imbalance.hpp   kernels of a whole replica vary from micro-batch to micro-batch
 ///   slow_link.hpp        the transfer itself takes longer than equal ones
@@ -78,9 +79,14 @@ inline void doubt_few_steps(Diagnosis& diagnosis, std::size_t steps) {
                                 : report_outstanding(trace, out.notes));
   KernelTimes times = tabulate_kernels(trace, job);
   const CommonLoad load = find_common_load(times, job, options);
-  const RankSpeeds speeds = measure_rank_speeds(times, job, options);
+  const RankSpeeds speeds =
+      measure_rank_speeds(times, job, options, measure_excess, options.slow_gpu);
+  const RankSpeeds in_sum =
+      measure_rank_speeds(times, job, options, measure_excess_in_sum, options.interrupted_gpu);
   add(find_stage_imbalance(trace, job, times, speeds, options));
   add(find_slow_gpus(job, times, speeds));
+  add(find_interrupted_gpus(trace, job, times, speeds, in_sum, options));
+  add_device_evidence(out.verdicts, trace, job);
   add(find_data_imbalance(job, times, speeds, load, options));
   add(find_slow_links(trace, matches, job, options, out.notes));
   add(find_late_hosts(trace, job, options));
@@ -89,6 +95,7 @@ inline void doubt_few_steps(Diagnosis& diagnosis, std::size_t steps) {
   const WaitBill bill = bill_waits(job, delays);
   const bool billed = alignment.aligned() && bill.part >= options.wait_part;
   // Where nothing can be seen to last, the waiting has to say what mattered.
+  if (!few && billed) drop_unawaited_hosts(out.verdicts, job, bill, options, out.notes);
   if (few && billed) {
     check_shares(out.verdicts, job, bill, options, out.notes);
     add(find_unexplained(out.verdicts, job, bill, options));

@@ -296,14 +296,16 @@ TEST_CASE("scan: two ranks that are slow at once are both named, and too small a
 }
 
 TEST_CASE("scan: what is injected is in the spans of the rank that it is injected into") {
-  // What one sleep was too long, the next is shorter, so that only sums are sure.
+  // What one sleep was too long, the next is shorter, so that only sums are sure, and those but for
+  // what the last sleep before was too long.
+  constexpr double least = 0.98;
   constexpr double calls = steps * microbatches;
   const std::vector<double> work = time_in(record("slow-rank=5,factor=3"), {"shift", "backward"});
   for (std::size_t r = 0; r < work.size(); ++r) {
     CAPTURE(r);
-    CHECK(work[r] >= (r == 5 ? 3 : 1) * 2 * calls * 1e-6 * rest_ns);
+    CHECK(work[r] >= least * (r == 5 ? 3 : 1) * 2 * calls * 1e-6 * rest_ns);
   }
   // 20 us and 1 KiB at 2 GB/s are 20.5 us, of which a slow link adds 399 times as much.
   const std::vector<double> sends = time_in(record("slow-link=2-6,factor=400"), {"send"});
-  for (const std::size_t r : {2, 6}) CHECK(sends[r] >= calls * 399 * 20.5e-3);
+  for (const std::size_t r : {2, 6}) CHECK(sends[r] >= least * calls * 399 * 20.5e-3);
 }

@@ -78,6 +78,21 @@ inline void check_shares(std::vector<Verdict>& verdicts, const JobLayout& job, c
   });
 }
 
+/// Of two ranks each is the other's only peer: a host seems late where it is the other's device
+/// that is never ready before its launches. Then nobody waits for the one that seems late.
+inline void drop_unawaited_hosts(std::vector<Verdict>& verdicts, const JobLayout& job,
+                                 const WaitBill& bill, const DiagnoseOptions& options,
+                                 std::vector<std::string>& notes) {
+  if (job.ranks() != 2) return;
+  std::erase_if(verdicts, [&](const Verdict& v) {
+    if (v.what != VerdictClass::host_delay || share_of(v, job, bill) >= options.least_wait_share)
+      return false;
+    notes.push_back(sentence("no verdict, because nobody waits for rank ", v.ranks.front(), ": ",
+                             v.evidence.front()));
+    return true;
+  });
+}
+
 /// One rank that most of the waiting goes back to, and no verdict that says why.
 [[nodiscard]] inline std::vector<Verdict> find_unexplained(const std::vector<Verdict>& verdicts,
                                                            const JobLayout& job,

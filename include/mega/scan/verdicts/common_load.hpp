@@ -80,14 +80,14 @@ class CommonLoadSearch {
   /// Sums over the micro-batches of all ranks and steps.
   struct Covariance {
     double ab = 0, aa = 0, bb = 0;
-    double near = 0;  // with a different micro-batch, nearer in time
+    double nearer = 0;  // with a different micro-batch, nearer in time
     std::size_t count = 0, pairs = 0;
 
     [[nodiscard]] double correlation() const { return share(ab); }
     [[nodiscard]] double neighbours() const {
       const double scale =
           static_cast<double>(count) / static_cast<double>(std::max<std::size_t>(1, pairs));
-      return std::max(0.0, share(near) * scale);
+      return std::max(0.0, share(nearer) * scale);
     }
     [[nodiscard]] double deviation() const {
       return std::sqrt(std::max(0.0, ab / static_cast<double>(count)));
@@ -102,7 +102,7 @@ class CommonLoadSearch {
     }
 
     Covariance& operator+=(const Covariance& more) {
-      ab += more.ab, aa += more.aa, bb += more.bb, near += more.near;
+      ab += more.ab, aa += more.aa, bb += more.bb, nearer += more.nearer;
       count += more.count, pairs += more.pairs;
       return *this;
     }
@@ -202,7 +202,7 @@ class CommonLoadSearch {
       one.ab = x_[at(i)].away * y_[at(i)].away;
       one.aa = x_[at(i)].away * x_[at(i)].away;
       one.bb = y_[at(i)].away * y_[at(i)].away;
-      one.near = has_other ? x_[at(i)].away * y_[at(other)].away : 0;
+      one.nearer = has_other ? x_[at(i)].away * y_[at(other)].away : 0;
       one.count = 1;
       one.pairs = has_other ? 1 : 0;
       out.all += one;

@@ -8,7 +8,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace mega::inline v0::scan::verdicts {
@@ -19,6 +22,9 @@ struct KernelCell {
   std::size_t first = 0, count = 0;  ///< into the columns of KernelTimes
   double middle = 0;                 ///< median of the logarithms of the durations
   double total = 0;                  ///< ns
+  std::size_t alone = 0;             ///< of the count, those that ran beside none of NCCL's
+  double alone_middle = 0;           ///< as middle and total, of these
+  double alone_total = 0;
 };
 
 /// Kernels of one name in one pass, everywhere. A layer's operation has one name in the forward and
@@ -27,7 +33,7 @@ struct Kernel {
   TableIndex name = none;
   EventKind pass = EventKind::compute;
   std::size_t first = 0, count = 0;  ///< into KernelTimes::cells
-  double reference = 0;              ///< lower median over the ranks of the cells' middles
+  double reference = 0;              ///< lower median over the ranks of the cells' alone_middles
   double total = 0;                  ///< ns
   double variation = 0;              ///< relative, that its load makes: see common_load.hpp
 };
@@ -78,14 +84,52 @@ struct Nesting {
   return out;
 }
 
+/// When NCCL's kernels run on each rank: they take multiprocessors from what runs beside them, the
+/// longer the later the other ranks come, so that a kernel beside one says nothing of its GPU.
+class NcclSpans {
+ public:
+  explicit NcclSpans(const Trace& trace) : spans_(trace.ranks.size()) {
+    for (std::size_t i = 0; i < trace.events.size(); ++i) {
+      const Event& e = trace.events[i];
+      if (e.kind == EventKind::communication && e.duration() > 0 &&
+          trace.name(e).starts_with("nccl"))
+        spans_[trace.rank_index(e)].push_back({e.begin, e.end});
+    }
+    for (std::vector<Span>& rank : spans_) {
+      std::sort(rank.begin(), rank.end());
+      std::size_t kept = 0;  // those that overlap become one
+      for (const Span& span : rank) {
+        if (kept > 0 && span.first <= rank[kept - 1].second) {
+          rank[kept - 1].second = std::max(rank[kept - 1].second, span.second);
+        } else {
+          rank[kept++] = span;
+        }
+      }
+      rank.resize(kept);
+    }
+  }
+  [[nodiscard]] bool beside(TableIndex rank, const Event& e) const {
+    const std::vector<Span>& all = spans_[rank];
+    const auto after = std::partition_point(all.begin(), all.end(),
+                                            [&](const Span& s) { return s.first < e.end; });
+    return after != all.begin() && std::prev(after)->second > e.begin;
+  }
+
+ private:
+  using Span = std::pair<Nanoseconds, Nanoseconds>;
+  std::vector<std::vector<Span>> spans_;  // by rank; disjoint, ascending
+};
+
 /// Cost: a sort of the kernels.
 [[nodiscard]] inline KernelTimes tabulate_kernels(const Trace& trace, const JobLayout& job) {
   const Nesting nesting = find_nesting(trace);
+  const NcclSpans nccl(trace);
   struct Item {
     std::uint64_t key;  // kernel, rank, step
     Nanoseconds begin;
     float log;
     std::int32_t microbatch;
+    bool alone;
   };
   constexpr unsigned rank_bits = 18, step_bits = 18;
   std::vector<Item> items;
@@ -98,13 +142,14 @@ struct Nesting {
     const std::uint64_t kernel = std::uint64_t{e.name} << 4U | std::uint64_t(nesting.pass[i]);
     const std::uint64_t rank = trace.rank_index(e);
     items.push_back({(kernel << rank_bits | rank) << step_bits | step, e.begin,
-                     static_cast<float>(std::log(double(e.duration()))), e.microbatch});
+                     static_cast<float>(std::log(double(e.duration()))), e.microbatch,
+                     !nccl.beside(trace.rank_index(e), e)});
   }
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
     return std::tie(a.key, a.begin) < std::tie(b.key, b.begin);
   });
   KernelTimes out;
-  std::vector<float> scratch;
+  std::vector<float> scratch, alone;
   std::uint64_t last_kernel = ~std::uint64_t{0};
   for (std::size_t i = 0; i < items.size();) {
     const std::uint64_t key = items[i].key, kernel = key >> (rank_bits + step_bits);
@@ -113,15 +158,22 @@ struct Nesting {
     cell.step = static_cast<TableIndex>(key & ((1U << step_bits) - 1));
     cell.first = out.logs.size();
     scratch.clear();
+    alone.clear();
     for (; i < items.size() && items[i].key == key; ++i) {
       out.logs.push_back(items[i].log);
       out.begins.push_back(items[i].begin);
       out.microbatches.push_back(items[i].microbatch);
       scratch.push_back(items[i].log);
-      cell.total += std::exp(static_cast<double>(items[i].log));
+      const double duration = std::exp(static_cast<double>(items[i].log));
+      cell.total += duration;
+      if (!items[i].alone) continue;
+      alone.push_back(items[i].log);
+      cell.alone_total += duration;
     }
     cell.count = scratch.size();
     cell.middle = static_cast<double>(lower_median(scratch));
+    cell.alone = alone.size();
+    if (!alone.empty()) cell.alone_middle = static_cast<double>(lower_median(alone));
     if (kernel != last_kernel) {
       Kernel made;
       made.name = static_cast<TableIndex>(kernel >> 4U);
@@ -140,11 +192,12 @@ struct Nesting {
     for (std::size_t c = k.first; c < k.first + k.count;) {
       const TableIndex rank = out.cells[c].rank;
       of_rank.clear();
-      for (; c < k.first + k.count && out.cells[c].rank == rank; ++c)
-        of_rank.push_back(out.cells[c].middle);
-      of_all.push_back(lower_median(of_rank));
+      for (; c < k.first + k.count && out.cells[c].rank == rank; ++c) {
+        if (out.cells[c].alone > 0) of_rank.push_back(out.cells[c].alone_middle);
+      }
+      if (!of_rank.empty()) of_all.push_back(lower_median(of_rank));
     }
-    k.reference = lower_median(of_all);
+    if (!of_all.empty()) k.reference = lower_median(of_all);
   }
   return out;
 }

@@ -61,11 +61,13 @@ inline void measure_excess(RankSpeeds& speeds, const KernelTimes& times, const J
     if (varies) {
       for (std::size_t c = k.first; c < k.first + k.count; ++c) {
         const KernelCell& cell = times.cells[c];
-        replicas[{job.replica[cell.rank], cell.step}].push_back(cell.middle);
+        if (cell.alone > 0)
+          replicas[{job.replica[cell.rank], cell.step}].push_back(cell.alone_middle);
       }
     }
     for (std::size_t c = k.first; c < k.first + k.count; ++c) {
       const KernelCell& cell = times.cells[c];
+      if (cell.alone == 0) continue;
       double standard = k.reference;
       if (varies) {
         // The load is common to the replica: only its own members are peers.
@@ -73,7 +75,8 @@ inline void measure_excess(RankSpeeds& speeds, const KernelTimes& times, const J
         if (all.size() < 2) continue;
         standard = lower_median(all);
       }
-      votes[cell.rank * speeds.steps + cell.step].push_back({cell.middle - standard, cell.total});
+      votes[cell.rank * speeds.steps + cell.step].push_back(
+          {cell.alone_middle - standard, cell.alone_total});
     }
   }
   for (std::size_t i = 0; i < votes.size(); ++i) {
@@ -121,14 +124,56 @@ inline void excuse_stages(RankSpeeds& speeds, const JobLayout& job) {
   }
 }
 
+/// Sum of the kernels of a rank against what as many of its peers' take. Other than the median it
+/// sees a GPU that something else takes away now and then: most kernels are as long as ever, some
+/// last many times as long.
+inline void measure_excess_in_sum(RankSpeeds& speeds, const KernelTimes& times,
+                                  const JobLayout& job, const DiagnoseOptions& options) {
+  struct Sum {
+    double time = 0, count = 0;
+  };
+  std::vector<Sum> own(job.ranks()), actual(job.ranks() * speeds.steps);
+  std::vector<double> expected(job.ranks() * speeds.steps, 0), means;
+  for (const Kernel& k : times.kernels) {
+    if (k.variation > options.data_variation) continue;
+    std::fill(own.begin(), own.end(), Sum{});
+    for (std::size_t c = k.first; c < k.first + k.count; ++c) {
+      own[times.cells[c].rank].time += times.cells[c].alone_total;
+      own[times.cells[c].rank].count += static_cast<double>(times.cells[c].alone);
+    }
+    means.clear();
+    for (const Sum& sum : own) {
+      if (sum.count > 0) means.push_back(sum.time / sum.count);
+    }
+    if (means.size() < 2) continue;
+    const double usual = lower_median(means);
+    for (std::size_t c = k.first; c < k.first + k.count; ++c) {
+      const KernelCell& cell = times.cells[c];
+      const std::size_t at = cell.rank * speeds.steps + cell.step;
+      actual[at].time += cell.alone_total;
+      expected[at] += usual * static_cast<double>(cell.alone);
+    }
+  }
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (!(expected[i] > 0)) continue;
+    speeds.excess[i] = std::log(actual[i].time / expected[i]);
+    speeds.known[i] = 1;
+  }
+}
+
+using MeasureExcess = void(RankSpeeds&, const KernelTimes&, const JobLayout&,
+                           const DiagnoseOptions&);
+
+/// @param least  factor below which no rank is slow
 [[nodiscard]] inline RankSpeeds measure_rank_speeds(const KernelTimes& times, const JobLayout& job,
-                                                    const DiagnoseOptions& options) {
+                                                    const DiagnoseOptions& options,
+                                                    MeasureExcess& measure, double least) {
   RankSpeeds out;
   out.steps = job.steps.size();
   out.excess.assign(job.ranks() * out.steps, 0);
   out.known.assign(job.ranks() * out.steps, 0);
   out.with_stage.assign(job.ranks(), 0);
-  measure_excess(out, times, job, options);
+  measure(out, times, job, options);
   std::vector<double> all;
   for (std::size_t i = 0; i < out.excess.size(); ++i) {
     if (out.known[i] != 0) all.push_back(out.excess[i]);
@@ -138,7 +183,7 @@ inline void excuse_stages(RankSpeeds& speeds, const JobLayout& job) {
   const double middle = lower_median(copy);
   // The spread is that of healthy ranks while most are: a wide one raises the limit, but not so far
   // that many slow ranks could hide behind each other.
-  out.limit = std::max(std::log(options.slow_gpu),
+  out.limit = std::max(std::log(least),
                        middle + options.significance * std::min(0.05, spread_around(all, middle)));
   out.flicker = measure_flicker(out);
   out.significance = options.significance;

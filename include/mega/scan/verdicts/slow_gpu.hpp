@@ -1,6 +1,8 @@
-/// @file  Slow GPU: every kernel of one rank takes longer than the same kernel of its peers.
+/// @file  Slow GPU: every kernel of one rank takes longer than the same kernel of its peers, or
+/// some of them so much longer that their sum does.
 #pragma once
 #include <mega/core/error.hpp>
+#include <mega/scan/device_evidence.hpp>
 #include <mega/scan/trace.hpp>
 #include <mega/scan/verdict.hpp>
 #include <mega/scan/verdicts/figures.hpp>
@@ -12,6 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -56,6 +59,77 @@ namespace mega::inline v0::scan::verdicts {
     out.push_back(std::move(v));
   }
   return out;
+}
+
+/// Ranks whose kernels a GPU runs: they have launches, or their device has told of its state. Work
+/// of the processor is interrupted all the time.
+[[nodiscard]] inline std::vector<char> find_gpu_ranks(const Trace& trace) {
+  std::vector<char> out(trace.ranks.size(), 0);
+  for (std::size_t i = 0; i < trace.events.size(); ++i) {
+    const Event& e = trace.events[i];
+    if (e.launch != none) out[trace.rank_index(e)] = 1;
+  }
+  for (const DeviceState& state : trace.device_states) out[state.rank] = 1;
+  return out;
+}
+
+/// A GPU that is taken away now and then, as by another process: no matter how few the ranks are,
+/// its peers cannot have made some of its kernels longer than the rest.
+/// @param in_sum  see measure_excess_in_sum()
+[[nodiscard]] inline std::vector<Verdict> find_interrupted_gpus(
+    const Trace& trace, const JobLayout& job, const KernelTimes& times, const RankSpeeds& speeds,
+    const RankSpeeds& in_sum, const DiagnoseOptions& options) {
+  std::vector<Verdict> out;
+  // Unequal data make some kernels longer than others, too.
+  const bool varies = std::any_of(times.kernels.begin(), times.kernels.end(), [&](const Kernel& k) {
+    return k.variation > options.data_variation;
+  });
+  if (varies) return out;
+  const std::vector<char> on_gpu = find_gpu_ranks(trace);
+  for (std::size_t r = 0; r < job.ranks(); ++r) {
+    if (on_gpu[r] == 0 || !in_sum.present(r) || in_sum.with_stage[r] != 0 ||
+        speeds.with_stage[r] != 0)
+      continue;
+    const Onset o = in_sum.onset(r);
+    if (!in_sum.lasts(o) || speeds.lasts(speeds.onset(r))) continue;
+    Verdict v;
+    v.what = VerdictClass::slow_gpu;
+    v.ranks = {job.number[r]};
+    v.stages = {job.stage[r]};
+    v.factor = std::exp(o.level);
+    v.since_step = job.steps[o.first];
+    v.confidence = std::min(0.95, 0.6 + o.level);
+    double busy = 0;
+    for (const KernelCell& c : times.cells) {
+      if (c.rank == r) busy += c.total / static_cast<double>(job.steps.size());
+    }
+    v.cost_per_step = static_cast<Nanoseconds>(busy * (1 - 1 / v.factor));
+    v.evidence.push_back(sentence("kernels of rank ", job.number[r], " take ", figure(v.factor),
+                                  " times as long in sum as as many of its peers', in ", o.slow,
+                                  " of ", o.known, " steps, though most of them are not longer"));
+    v.evidence.push_back("so something interrupts them, as another process on its GPU would");
+    out.push_back(std::move(v));
+  }
+  return out;
+}
+
+/// What the devices of ranks that are slow alone say of themselves, beside their stage's others.
+inline void add_device_evidence(std::vector<Verdict>& verdicts, const Trace& trace,
+                                const JobLayout& job) {
+  for (Verdict& v : verdicts) {
+    if (v.what != VerdictClass::slow_gpu || v.ranks.size() != 1) continue;
+    TableIndex own = none;
+    for (std::size_t r = 0; r < job.ranks(); ++r) {
+      if (job.number[r] == v.ranks[0]) own = static_cast<TableIndex>(r);
+    }
+    if (own == none) continue;
+    std::vector<TableIndex> peers;
+    for (std::size_t r = 0; r < job.ranks(); ++r) {
+      if (r != own && job.stage[r] == job.stage[own]) peers.push_back(static_cast<TableIndex>(r));
+    }
+    std::string said = device_evidence(trace, own, peers, v.since_step);
+    if (!said.empty()) v.evidence.push_back(std::move(said));
+  }
 }
 
 }  // namespace mega::inline v0::scan::verdicts

@@ -1,0 +1,155 @@
+// Verdicts on two GPUs, where each rank is the other's only peer: kernels that something
+// interrupts, kernels beside NCCL's, and hosts that only seem late.
+#include "../../support/hand_trace.hpp"
+#include <mega/scan/align.hpp>
+#include <mega/scan/diagnose.hpp>
+#include <mega/scan/match.hpp>
+#include <mega/scan/trace.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace {
+
+using namespace mega::scan;
+using mega_test::HandTrace;
+
+constexpr std::int64_t us = 1'000;
+constexpr int steps = 8;
+
+/// Eight steps of ten kernels of 100 us and an all-reduce of 50 us that waits for the last rank.
+struct Pair {
+  HandTrace h{2, 2};
+  std::int64_t at[2] = {0, 0};
+  std::int64_t calls = 0;
+  bool launches = true;
+
+  void kernel(int rank, int step, std::int64_t length, std::int64_t late = 0) {
+    const std::int64_t begin = at[rank] + late;
+    TableIndex launch = none;
+    if (launches) launch = h.launch(rank, begin - 2 * us, begin - us, step);
+    const TableIndex run = h.run(rank, "k", begin, begin + length, step);
+    h.trace.events[run].launch = launch;
+    at[rank] = begin + length;
+  }
+  void reduce(int step) {
+    const std::int64_t end = std::max(at[0], at[1]) + 50 * us;
+    for (std::int64_t& t : at) {
+      const int rank = static_cast<int>(&t - at);
+      h.call(rank, CommunicationOp::all_reduce, "ncclDevKernel_AllReduce", t, end, calls, step);
+      t = end;
+    }
+    ++calls;
+  }
+  /// @param length  length(rank, number of the kernel)
+  template <class Length>
+  void run(const Length& length, std::int64_t late_rank_0 = 0) {
+    for (int step = 0; step < steps; ++step) {
+      for (int rank = 0; rank < 2; ++rank) {
+        for (int k = 0; k < 10; ++k)
+          kernel(rank, step, length(rank, k), rank == 0 && k > 0 ? late_rank_0 : 0);
+      }
+      reduce(step);
+    }
+  }
+  [[nodiscard]] Diagnosis diagnosis() const {
+    const Matches matches = match(h.trace);
+    return diagnose(h.trace, matches, align(h.trace, matches));
+  }
+};
+
+/// Two of ten kernels of rank 1 last four times as long.
+std::int64_t interrupted(int rank, int k) {
+  return rank == 1 && k % 5 == 0 ? 400 * us : 100 * us;
+}
+
+std::string text(const Diagnosis& d) {
+  std::string out;
+  for (const Verdict& v : d.verdicts) {
+    out += std::string(to_string(v.what));
+    for (const std::string& e : v.evidence) out += "; " + e;
+  }
+  return out;
+}
+
+TEST_CASE("scan: of two GPUs the one whose kernels are interrupted is named") {
+  Pair p;
+  p.run(interrupted);
+  const Diagnosis d = p.diagnosis();
+  CAPTURE(text(d));
+  REQUIRE(d.verdicts.size() == 1);
+  CHECK(d.verdicts[0].what == VerdictClass::slow_gpu);
+  CHECK(d.verdicts[0].ranks == std::vector<std::int32_t>{1});
+  CHECK(d.verdicts[0].factor == doctest::Approx(1.6));  // 1,600 us instead of 1,000
+  CHECK(d.verdicts[0].cost_per_step == doctest::Approx(600.0 * us).epsilon(1e-5));
+  CHECK(d.verdicts[0].evidence[0].find("in 8 of 8 steps") != std::string::npos);
+}
+
+TEST_CASE("scan: work of a processor may be interrupted, and a GPU a little") {
+  Pair host;
+  host.launches = false;
+  host.run(interrupted);
+  CHECK(host.diagnosis().healthy());
+  Pair little;
+  little.run([](int rank, int k) { return rank == 1 && k == 0 ? 300 * us : 100 * us; });  // x 1.2
+  CHECK(little.diagnosis().healthy());
+}
+
+TEST_CASE("scan: what a device says of its clock is evidence") {
+  Pair p;
+  p.run(interrupted);
+  for (int i = 0; i < 6; ++i) {
+    DeviceState state;
+    state.at = i * 1000 * us;
+    for (state.rank = 0; state.rank < 2; ++state.rank) {
+      state.sm_mhz = state.rank == 1 ? 1200 : 1980;
+      p.h.trace.device_states.push_back(state);
+    }
+  }
+  const Diagnosis d = p.diagnosis();
+  CAPTURE(text(d));
+  REQUIRE(d.verdicts.size() == 1);
+  CHECK(text(d).find("its SM clock was 1200 MHz where its peers' was 1980 MHz") !=
+        std::string::npos);
+}
+
+TEST_CASE("scan: kernels beside NCCL's say nothing of their GPU") {
+  // Rank 0 comes late to the first all-reduce, which rank 1 waits for beside ten kernels that it
+  // slows down; the ten before ran alone.
+  Pair p;
+  for (int step = 0; step < steps; ++step) {
+    for (int k = 0; k < 10; ++k) p.kernel(0, step, 100 * us);
+    for (int k = 0; k < 10; ++k) p.kernel(1, step, 100 * us);
+    const std::int64_t begin = p.at[0], end = begin + 2000 * us;
+    for (int rank = 0; rank < 2; ++rank)
+      p.h.call(rank, CommunicationOp::all_reduce, "ncclDevKernel_AllReduce",
+               rank == 0 ? end - 50 * us : begin, end, p.calls, step);
+    ++p.calls;
+    for (int k = 0; k < 10; ++k) p.kernel(0, step, 100 * us);
+    for (int k = 0; k < 10; ++k) p.kernel(1, step, 150 * us);
+    p.at[0] = p.at[1] = end;
+  }
+  const Diagnosis d = p.diagnosis();
+  CAPTURE(text(d));
+  for (const Verdict& v : d.verdicts) CHECK(v.what == VerdictClass::host_delay);
+}
+
+TEST_CASE("scan: of two hosts one that nobody waits for is not late") {
+  // Rank 0's device is ready 30 us before each launch; rank 1's kernels last longer by more.
+  Pair p;
+  p.run([](int rank, int k) { return rank == 1 && k % 5 == 0 ? 500 * us : 100 * us; }, 30 * us);
+  const Diagnosis d = p.diagnosis();
+  CAPTURE(text(d));
+  REQUIRE(d.verdicts.size() == 1);
+  CHECK(d.verdicts[0].what == VerdictClass::slow_gpu);
+  CHECK(d.verdicts[0].ranks == std::vector<std::int32_t>{1});
+  REQUIRE(d.notes.size() == 1);
+  CHECK(d.notes[0].find("nobody waits for rank 0") != std::string::npos);
+}
+
+}  // namespace
