@@ -56,7 +56,7 @@ struct Diagnosis {
 /// Below these an effect is not worth a verdict, or not safe to tell from noise.
 struct DiagnoseOptions {
   double slow_gpu = 1.10;               ///< a rank's kernels against its peers'
-  double interrupted_gpu = 1.25;        ///< the same in sum, where their typical times agree
+  double interrupted_gpu = 1.15;        ///< the same in sum, where their typical times agree
   double slow_link = 1.40;              ///< a transfer against equal ones
   double stage_imbalance = 1.12;        ///< work of a stage against the others'
   double data_variation = 0.06;         ///< relative, common to forward and backward

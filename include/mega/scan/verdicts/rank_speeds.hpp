@@ -129,34 +129,31 @@ inline void excuse_stages(RankSpeeds& speeds, const JobLayout& job) {
 /// last many times as long.
 inline void measure_excess_in_sum(RankSpeeds& speeds, const KernelTimes& times,
                                   const JobLayout& job, const DiagnoseOptions& options) {
-  struct Sum {
-    double time = 0, count = 0;
-  };
-  std::vector<Sum> own(job.ranks()), actual(job.ranks() * speeds.steps);
-  std::vector<double> expected(job.ranks() * speeds.steps, 0), means;
+  std::vector<double> actual(job.ranks() * speeds.steps, 0), expected(actual), of_steps, means;
   for (const Kernel& k : times.kernels) {
     if (k.variation > options.data_variation) continue;
-    std::fill(own.begin(), own.end(), Sum{});
-    for (std::size_t c = k.first; c < k.first + k.count; ++c) {
-      own[times.cells[c].rank].time += times.cells[c].alone_total;
-      own[times.cells[c].rank].count += static_cast<double>(times.cells[c].alone);
-    }
     means.clear();
-    for (const Sum& sum : own) {
-      if (sum.count > 0) means.push_back(sum.time / sum.count);
+    for (std::size_t c = k.first; c < k.first + k.count;) {
+      const TableIndex rank = times.cells[c].rank;
+      of_steps.clear();
+      for (; c < k.first + k.count && times.cells[c].rank == rank; ++c) {
+        const KernelCell& cell = times.cells[c];
+        if (cell.alone > 0) of_steps.push_back(cell.alone_total / static_cast<double>(cell.alone));
+      }
+      if (!of_steps.empty()) means.push_back(lower_median(of_steps));
     }
     if (means.size() < 2) continue;
     const double usual = lower_median(means);
     for (std::size_t c = k.first; c < k.first + k.count; ++c) {
       const KernelCell& cell = times.cells[c];
       const std::size_t at = cell.rank * speeds.steps + cell.step;
-      actual[at].time += cell.alone_total;
+      actual[at] += cell.alone_total;
       expected[at] += usual * static_cast<double>(cell.alone);
     }
   }
   for (std::size_t i = 0; i < expected.size(); ++i) {
     if (!(expected[i] > 0)) continue;
-    speeds.excess[i] = std::log(actual[i].time / expected[i]);
+    speeds.excess[i] = std::log(actual[i] / expected[i]);
     speeds.known[i] = 1;
   }
 }

@@ -10,6 +10,7 @@
 #include <mega/scan/verdicts/kernel_times.hpp>
 #include <mega/scan/verdicts/onset.hpp>
 #include <mega/scan/verdicts/rank_speeds.hpp>
+#include <mega/scan/verdicts/robust.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -99,10 +100,11 @@ namespace mega::inline v0::scan::verdicts {
     v.factor = std::exp(o.level);
     v.since_step = job.steps[o.first];
     v.confidence = std::min(0.95, 0.6 + o.level);
-    double busy = 0;
+    std::vector<double> of_steps(job.steps.size(), 0);
     for (const KernelCell& c : times.cells) {
-      if (c.rank == r) busy += c.total / static_cast<double>(job.steps.size());
+      if (c.rank == r) of_steps[c.step] += c.total;
     }
+    const double busy = lower_median(of_steps);  // the first step may hold set-up
     v.cost_per_step = static_cast<Nanoseconds>(busy * (1 - 1 / v.factor));
     v.evidence.push_back(sentence("kernels of rank ", job.number[r], " take ", figure(v.factor),
                                   " times as long in sum as as many of its peers', in ", o.slow,
