@@ -34,8 +34,8 @@ workloads=(
   "llama3-1b 1|--model llama3-1b --seq 4096 --micro-batch 4|--sdpa cudnn|"
   "gpt3-1.3b-dp2 2|--model gpt3-1.3b --seq 2048 --micro-batch 8|--parallel ddp --sdpa default|--dp 2 --zero1"
   "gpt3-1.3b-tp2 2|--model gpt3-1.3b --seq 2048 --micro-batch 8|-|--tp 2 --sequence-parallel"
-  "gpt3-1.3b-pp2 2|--model gpt3-1.3b --seq 2048 --micro-batch 2 --num-micro 8 --split 13,11|--parallel pp --schedule 1F1B|--pp 2"
-  "llama3-1b-pp2 2|--model llama3-1b --seq 4096 --micro-batch 1 --num-micro 8 --split 10,6|--parallel pp --schedule 1F1B|--pp 2"
+  "gpt3-1.3b-pp2 2|--model gpt3-1.3b --seq 2048 --micro-batch 2 --num-micro 8 --split 13,11|--parallel pp --schedule 1F1B|--pp 2 --schedule zb-h1"
+  "llama3-1b-pp2 2|--model llama3-1b --seq 4096 --micro-batch 1 --num-micro 8 --split 10,6|--parallel pp --schedule 1F1B|--pp 2 --schedule zb-h1"
   "llama3-8b-2gpu 2|--model llama3-8b --seq 8192 --micro-batch 1|--parallel fsdp --sdpa cudnn|--dp 2 --zero1 --recompute selective"
 )
 default_workloads=(gpt3-125m gpt3-1.3b llama3-1b)
