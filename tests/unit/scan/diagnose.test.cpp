@@ -1,3 +1,4 @@
+#include "../../support/diagnosis.hpp"
 #include "../../support/hand_trace.hpp"
 #include "../../support/scan_generator.hpp"
 #include "../../support/scan_verdict_score.hpp"
@@ -20,23 +21,6 @@ namespace {
 
 using namespace mega::scan;
 using namespace mega_test;
-
-Diagnosis diagnosis_of(const Trace& t) {
-  const Matches m = match(t);
-  return diagnose(t, m, align(t, m));
-}
-
-std::string text(const Diagnosis& d) {
-  std::string out;
-  for (const Verdict& v : d.verdicts) {
-    out += to_string(v.what);
-    for (const auto r : v.ranks) out += " rank " + std::to_string(r);
-    for (const auto s : v.stages) out += " stage " + std::to_string(s);
-    for (const std::string& e : v.evidence) out += "; " + e;
-    out += "\n";
-  }
-  return out;
-}
 
 JobSpec small(int dp, int tp, int pp) {
   JobSpec s;

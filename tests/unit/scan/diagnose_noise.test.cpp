@@ -1,6 +1,7 @@
 // Verdicts where something is in the way of the work: ranks that share processors, bursts of other
 // jobs. What varies for that reason is nobody's data and nobody's slow GPU; faults beneath it are
 // still found.
+#include "../../support/diagnosis.hpp"
 #include "../../support/scan_generator.hpp"
 #include "../../support/scan_verdict_score.hpp"
 #include <mega/scan/align.hpp>
@@ -96,17 +97,6 @@ Diagnosis delayed(const JobSpec& spec, Noise noise, std::uint64_t seed) {
   delay(job.trace, noise, seed);
   const Matches m = match(job.trace);
   return diagnose(job.trace, m, align(job.trace, m));
-}
-
-std::string text(const Diagnosis& d) {
-  std::string out;
-  for (const Verdict& v : d.verdicts) {
-    out += to_string(v.what);
-    for (const auto r : v.ranks) out += " rank " + std::to_string(r);
-    for (const std::string& e : v.evidence) out += "; " + e;
-    out += "\n";
-  }
-  return out;
 }
 
 bool says(const Diagnosis& d, VerdictClass what) {

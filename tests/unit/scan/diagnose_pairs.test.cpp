@@ -1,9 +1,8 @@
 // Verdicts on two GPUs, where each rank is the other's only peer: kernels that something
 // interrupts, kernels beside NCCL's, and hosts that only seem late.
+#include "../../support/diagnosis.hpp"
 #include "../../support/hand_trace.hpp"
-#include <mega/scan/align.hpp>
 #include <mega/scan/diagnose.hpp>
-#include <mega/scan/match.hpp>
 #include <mega/scan/trace.hpp>
 
 #include <doctest/doctest.h>
@@ -17,7 +16,7 @@
 namespace {
 
 using namespace mega::scan;
-using mega_test::HandTrace;
+using namespace mega_test;
 
 constexpr std::int64_t us = 1'000;
 constexpr int steps = 8;
@@ -57,10 +56,6 @@ struct Pair {
       reduce(step);
     }
   }
-  [[nodiscard]] Diagnosis diagnosis() const {
-    const Matches matches = match(h.trace);
-    return diagnose(h.trace, matches, align(h.trace, matches));
-  }
 };
 
 /// Two of ten kernels of rank 1 last four times as long.
@@ -68,19 +63,10 @@ std::int64_t interrupted(int rank, int k) {
   return rank == 1 && k % 5 == 0 ? 400 * us : 100 * us;
 }
 
-std::string text(const Diagnosis& d) {
-  std::string out;
-  for (const Verdict& v : d.verdicts) {
-    out += std::string(to_string(v.what));
-    for (const std::string& e : v.evidence) out += "; " + e;
-  }
-  return out;
-}
-
 TEST_CASE("scan: of two GPUs the one whose kernels are interrupted is named") {
   Pair p;
   p.run(interrupted);
-  const Diagnosis d = p.diagnosis();
+  const Diagnosis d = diagnosis_of(p.h.trace);
   CAPTURE(text(d));
   REQUIRE(d.verdicts.size() == 1);
   CHECK(d.verdicts[0].what == VerdictClass::slow_gpu);
@@ -94,10 +80,10 @@ TEST_CASE("scan: work of a processor may be interrupted, and a GPU a little") {
   Pair host;
   host.launches = false;
   host.run(interrupted);
-  CHECK(host.diagnosis().healthy());
+  CHECK(diagnosis_of(host.h.trace).healthy());
   Pair little;
   little.run([](int rank, int k) { return rank == 1 && k == 0 ? 220 * us : 100 * us; });  // x 1.12
-  CHECK(little.diagnosis().healthy());
+  CHECK(diagnosis_of(little.h.trace).healthy());
 }
 
 TEST_CASE("scan: what a device says of its clock is evidence") {
@@ -111,7 +97,7 @@ TEST_CASE("scan: what a device says of its clock is evidence") {
       p.h.trace.device_states.push_back(state);
     }
   }
-  const Diagnosis d = p.diagnosis();
+  const Diagnosis d = diagnosis_of(p.h.trace);
   CAPTURE(text(d));
   REQUIRE(d.verdicts.size() == 1);
   CHECK(text(d).find("its SM clock was 1200 MHz where its peers' was 1980 MHz") !=
@@ -134,7 +120,7 @@ TEST_CASE("scan: kernels beside NCCL's say nothing of their GPU") {
     for (int k = 0; k < 10; ++k) p.kernel(1, step, 150 * us);
     p.at[0] = p.at[1] = end;
   }
-  const Diagnosis d = p.diagnosis();
+  const Diagnosis d = diagnosis_of(p.h.trace);
   CAPTURE(text(d));
   for (const Verdict& v : d.verdicts) CHECK(v.what == VerdictClass::host_delay);
 }
@@ -143,7 +129,7 @@ TEST_CASE("scan: of two hosts one that nobody waits for is not late") {
   // Rank 0's device is ready 30 us before each launch; rank 1's kernels last longer by more.
   Pair p;
   p.run([](int rank, int k) { return rank == 1 && k % 5 == 0 ? 500 * us : 100 * us; }, 30 * us);
-  const Diagnosis d = p.diagnosis();
+  const Diagnosis d = diagnosis_of(p.h.trace);
   CAPTURE(text(d));
   REQUIRE(d.verdicts.size() == 1);
   CHECK(d.verdicts[0].what == VerdictClass::slow_gpu);

@@ -1,5 +1,6 @@
 // Verdicts against what was waited: who causes the waiting is named, and nobody on whom no one
 // waited.
+#include "../../support/diagnosis.hpp"
 #include "../../support/hand_trace.hpp"
 #include "../../support/scan_generator.hpp"
 #include "../../support/shared_traces.hpp"
@@ -21,23 +22,6 @@ namespace {
 
 using namespace mega::scan;
 using namespace mega_test;
-
-Diagnosis diagnosis_of(const Trace& t) {
-  const Matches m = match(t);
-  return diagnose(t, m, align(t, m));
-}
-
-std::string text(const Diagnosis& d) {
-  std::string out;
-  for (const Verdict& v : d.verdicts) {
-    out += to_string(v.what);
-    for (const auto r : v.ranks) out += " rank " + std::to_string(r);
-    for (const std::string& e : v.evidence) out += "; " + e;
-    out += "\n";
-  }
-  for (const std::string& n : d.notes) out += n + "\n";
-  return out;
-}
 
 constexpr std::int64_t ms = 1'000'000;
 
