@@ -60,8 +60,8 @@ int main() {
   const auto matches = timed("  match", [&] { return scan::match(trace); });
   const auto alignment = timed("  align", [&] { return scan::align(trace, matches); });
   const auto waits = timed("  waits", [&] { return scan::find_waits(trace, matches, alignment); });
-  const auto costs = timed(
-      "  delay costs", [&] { return scan::find_delay_costs(trace, matches, alignment, waits); });
+  const auto costs =
+      timed("  delay costs", [&] { return scan::find_delay_costs(trace, matches, waits); });
   const auto graph =
       timed("  dependencies", [&] { return scan::build_dependencies(trace, matches, alignment); });
   const auto path =

@@ -27,7 +27,12 @@ int main(int argc, char** argv) {
   plan::add_metrics(app, exit_code);
   try {
     app.parse(argc, argv);
-    if (!app.get_subcommands().empty()) return exit_code;
+    if (!app.get_subcommands().empty()) {
+      if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;
+      std::fputs("mega-plan: standard output takes no more; what was printed is not whole\n",
+                 stderr);
+      return 2;
+    }
     std::fputs("mega-plan: a command is missing; valid are schedule, check, compare and metrics\n",
                stderr);
   } catch (const CLI::Success& asked_for) {

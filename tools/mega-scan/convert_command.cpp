@@ -11,9 +11,11 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace scan_tool {
 
@@ -28,7 +30,21 @@ struct ConvertArguments {
   std::string output;
 };
 
+/// @throws  Error(usage) where the output would replace a trace that is read
+void expect_no_input(const ConvertArguments& arguments) {
+  namespace fs = std::filesystem;
+  std::error_code unknown;  // as of a file that is not there yet
+  for (const std::string& path : arguments.inputs.paths) {
+    const bool same = fs::equivalent(path, arguments.output, unknown) && !unknown;
+    mega::expects(!same, mega::ErrorCode::usage, [&] {
+      return sentence("--output ", arguments.output, " is the input ", path,
+                      ", which it would replace; name another file");
+    });
+  }
+}
+
 void run(const ConvertArguments& arguments) {
+  expect_no_input(arguments);
   mega::ckpt::ReplacedFile file(arguments.output);
   const scan::Trace trace = arguments.inputs.read();
   const scan::Matches matches = scan::match(trace);

@@ -30,7 +30,12 @@ int main(int argc, char** argv) {
   scan_tool::add_diff(app);
   try {
     app.parse(argc, argv);
-    if (!app.get_subcommands().empty()) return 0;
+    if (!app.get_subcommands().empty()) {
+      if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+      std::fputs("mega-scan: standard output takes no more; what was printed is not whole\n",
+                 stderr);
+      return 2;
+    }
     std::fputs(
         "mega-scan: a command is missing; valid are report, align, what-if, convert and diff\n",
         stderr);

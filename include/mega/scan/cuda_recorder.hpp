@@ -235,6 +235,7 @@ class CudaRecording final : public Recording {
  private:
   static constexpr Nanoseconds anchor_age = 4'000'000'000;
   static constexpr Nanoseconds device_state_age = 100'000'000;
+  static constexpr Nanoseconds shared_for = 10'000;
   static constexpr Nanoseconds rate_window =
       200'000'000;  // brackets of microseconds say little less
 
@@ -253,10 +254,11 @@ class CudaRecording final : public Recording {
     std::uint64_t number = 0;
     TimePoint* point = nullptr;
   };
-  /// The last event of a lane, and the stream's uses when it was recorded.
+  /// The last event of a lane, the stream's uses since it was recorded, and when that was.
   struct LaneEnd {
     TimePoint* point = nullptr;
     std::uint64_t uses = 0;
+    Nanoseconds at = 0;
   };
 
   /// Clocks of GPUs run apart by what an anchor cannot tell: alignment may correct them.
@@ -301,12 +303,14 @@ class CudaRecording final : public Recording {
 
   /// An event here, held for the caller: the lane's last one where nothing was queued behind it,
   /// since a span mostly begins where another has ended, and each event costs the device a
-  /// microsecond or two. Null where there is none.
+  /// microsecond or two. Not if the host has let time pass: a device that waits for it does not
+  /// work on the next span. Null where there is none.
   [[nodiscard]] TimePoint* mark(int lane, const StreamPoint& at) noexcept {
     const auto index = static_cast<std::size_t>(lane);
     if (lane_ends_.size() <= index) lane_ends_.resize(index + 1);
     LaneEnd& last = lane_ends_[index];
-    if (last.point != nullptr && at.uses_before == last.uses) {
+    const Nanoseconds now = steady_now();
+    if (last.point != nullptr && at.uses_before == last.uses && now - last.at < shared_for) {
       last.point->holders.fetch_add(1, std::memory_order_relaxed);
       last.uses = *at.uses_after;
       return last.point;
@@ -320,7 +324,7 @@ class CudaRecording final : public Recording {
     if (at.uses_after) {
       point->holders.fetch_add(1, std::memory_order_relaxed);
       if (last.point != nullptr) let_go(last.point);
-      last = {point, *at.uses_after};
+      last = {point, *at.uses_after, now};
     }
     return point;
   }

@@ -8,7 +8,6 @@
 /// After Scalasca's delay analysis (Boehme et al., Identifying the Root Causes of Wait States in
 /// Large-Scale Parallel Applications, ICPP 2010).
 #pragma once
-#include <mega/scan/align.hpp>
 #include <mega/scan/match.hpp>
 #include <mega/scan/trace.hpp>
 #include <mega/scan/wait_states.hpp>
@@ -286,7 +285,7 @@ class DelayReplay {
 
 /// Cost: O(W log W) for W waits, times the waits between two meetings.
 [[nodiscard]] inline DelayCosts find_delay_costs(const Trace& trace, const Matches& matches,
-                                                 const Alignment&, const WaitReport& waits) {
+                                                 const WaitReport& waits) {
   return detail::DelayReplay(trace, matches, waits).run();
 }
 

@@ -117,8 +117,8 @@ inline void doubt_few_steps(Diagnosis& diagnosis, std::size_t steps) {
                                         const Alignment& alignment,
                                         const DiagnoseOptions& options = {}) {
   const WaitReport waits = find_waits(trace, matches, alignment);
-  return diagnose(trace, matches, alignment, waits,
-                  find_delay_costs(trace, matches, alignment, waits), options);
+  return diagnose(trace, matches, alignment, waits, find_delay_costs(trace, matches, waits),
+                  options);
 }
 
 }  // namespace mega::inline v0::scan

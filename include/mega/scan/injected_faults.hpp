@@ -47,6 +47,8 @@ inline constexpr UsualLink usual_link{};
 /// ",from-step=N" if wanted; several are separated by semicolons.
 /// @throws  Error(usage) with the wrong text and what is valid
 [[nodiscard]] inline std::vector<InjectedFault> parse_faults(std::string_view text, int world) {
+  // What is waited stays far below the range of a clock, and below what anybody waits for.
+  constexpr double most_factor = 1000, most_ms = 60'000, most_step = 1e15;
   const auto wrong = [&](std::string_view part, std::string_view why) {
     return Error(ErrorCode::usage,
                  sentence("the fault '", part, "' ", why,
@@ -94,14 +96,19 @@ inline constexpr UsualLink usual_link{};
         fault.rank = rank(part, value);
       } else if (!first && key == "factor" && fault.kind != InjectedFault::Kind::late_host) {
         fault.factor = number(part, value);
-        if (fault.factor < 1) throw wrong(part, "has a factor below 1");
+        if (fault.factor < 1 || fault.factor > most_factor)
+          throw wrong(part, sentence("has a factor outside 1 to ", most_factor));
         sized = true;
       } else if (!first && key == "ms" && fault.kind == InjectedFault::Kind::late_host) {
         fault.ms = number(part, value);
-        if (fault.ms < 0) throw wrong(part, "has negative milliseconds");
+        if (fault.ms < 0 || fault.ms > most_ms)
+          throw wrong(part, sentence("has milliseconds outside 0 to ", most_ms));
         sized = true;
       } else if (!first && key == "from-step") {
-        fault.from_step = static_cast<std::int64_t>(number(part, value));
+        const double step = number(part, value);
+        if (step != std::floor(step) || step < 0 || step > most_step)
+          throw wrong(part, sentence("begins at step ", value));
+        fault.from_step = static_cast<std::int64_t>(step);
       } else {
         throw wrong(part, sentence("has '", key, "' in a place where it means nothing"));
       }

@@ -91,7 +91,7 @@ struct Study {
       what_if = what_if_of(trace, graph);
     });
     waits = find_waits(trace, matches, alignment);
-    delays = find_delay_costs(trace, matches, alignment, waits);
+    delays = find_delay_costs(trace, matches, waits);
     diagnosis = diagnose(trace, matches, alignment, waits, delays);
     hang = find_hang(trace);
     adopt_hang();

@@ -27,7 +27,7 @@ Costs costs_of(const Trace& t) {
   const Alignment a = align(t, m);
   Costs out;
   out.waits = find_waits(t, m, a);
-  out.costs = find_delay_costs(t, m, a, out.waits);
+  out.costs = find_delay_costs(t, m, out.waits);
   return out;
 }
 

@@ -201,7 +201,10 @@ TEST_CASE("scan: faults are read from text, and refused with what is valid") {
   for (const char* wrong :
        {"slow-rank=4,factor=2", "slow-rank=1", "slow-rank=1,factor=0.5", "slow-rank=1,factor=x",
         "slow-link=2,factor=2", "slow-link=2-2,factor=2", "late-host=1,factor=2", "fast-rank=1",
-        "slow-rank=1,factor=nan", "slow-rank=1.5,factor=2", "factor=2", "slow-rank=-1,factor=2"}) {
+        "slow-rank=1,factor=nan", "slow-rank=1.5,factor=2", "factor=2", "slow-rank=-1,factor=2",
+        "slow-rank=1,factor=1e12", "slow-rank=1,factor=1e300", "late-host=1,ms=1e99",
+        "late-host=1,ms=-1", "slow-rank=1,factor=2,from-step=-1",
+        "slow-rank=1,factor=2,from-step=1.5", "slow-rank=1,factor=2,from-step=1e300"}) {
     CAPTURE(wrong);
     CHECK_THROWS_AS((void)parse_faults(wrong, 4), Error);
   }
