@@ -14,8 +14,8 @@
 #include "gpu/paired_blocks.hpp"
 #include "gpu/training.cuh"
 #include "gpu/workload.hpp"
+#include <mega/comm/device_self.hpp>
 #include <mega/core/error.hpp>
-#include <mega/cuda/self.hpp>
 #include <mega/nn/gpt3.hpp>
 #include <mega/scan/cuda_recorder.hpp>
 #include <mega/scan/own_format_writer.hpp>
@@ -41,7 +41,7 @@
 namespace {
 
 using namespace gpu_step;
-using mega::cuda::SelfComm;
+using mega::DeviceSelfComm;
 using mega::scan::CudaRecorder;
 
 constexpr double bar = 1.005;

@@ -13,14 +13,16 @@ import tempfile
 from pathlib import Path
 
 # Outside of cuda/, headers without kernels that need NVIDIA's.
-VENDOR_HEADERS = ("comm/device_channel.hpp", "comm/nccl.hpp", "comm/nccl_process.hpp",
+VENDOR_HEADERS = ("comm/detail/nccl_calls.hpp", "comm/detail/process_ends.hpp",
+                  "comm/detail/process_world.hpp", "comm/device_channel.hpp",
+                  "comm/device_self.hpp", "comm/nccl.hpp", "comm/nccl_process.hpp",
                   "nn/cublas.hpp", "nn/cublas_lt.hpp", "nn/cudnn_attention.hpp",
                   "nn/detail/cudnn_graph.hpp", "scan/cuda_recorder.hpp")
 
 # Headers that need a package, or that not every trainer needs: included by name, never by mega.hpp.
 OPT_IN = ("nn/blas.hpp", "nn/cublas.hpp", "nn/cublas_lt.hpp", "nn/cudnn_attention.hpp",
-          "nn/detail/cudnn_graph.hpp", "comm/device_channel.hpp", "comm/mpi.hpp", "comm/nccl.hpp",
-          "comm/nccl_process.hpp", "comm/bootstrap.hpp", "comm/emulated_link.hpp",
+          "nn/detail/cudnn_graph.hpp", "comm/device_channel.hpp", "comm/device_self.hpp",
+          "comm/mpi.hpp", "comm/nccl.hpp", "comm/nccl_process.hpp", "comm/bootstrap.hpp", "comm/emulated_link.hpp",
           "comm/control_channel.hpp", "comm/detail/", "train/share_algorithms.hpp",
           "data/jsonl.hpp", "ckpt/", "ranges/", "scope/server.hpp", "cuda/", "host/host_async.hpp",
           # policies beyond interleaved 1F1B, and what adapts or relaxes an order

@@ -192,7 +192,7 @@ template <class Spec, class Element>
   const std::vector<std::size_t> free_at_start = mega::cuda::free_memory_beside_contexts(ranks);
   if (ranks == 1) {
     const mega::Cuda device;
-    mega::cuda::SelfComm world;
+    mega::DeviceSelfComm world;
     run_rank<Spec, Element>(world, o, free_at_start, out, mutex);
     return out;
   }

@@ -15,7 +15,7 @@
 #ifdef MEGA_WITH_NCCL
 #include <mega/comm/nccl.hpp>
 #else
-#include <mega/cuda/self.hpp>
+#include <mega/comm/device_self.hpp>
 #endif
 
 #include <cuda_runtime.h>
@@ -33,7 +33,7 @@ class GpuBackend {
 #ifdef MEGA_WITH_NCCL
   using communicator = mega::NcclComm;
 #else
-  using communicator = mega::cuda::SelfComm;
+  using communicator = mega::DeviceSelfComm;
 #endif
   using recorder = mega::scan::CudaRecorder;
   using kernels = GpuKernels<Element>;
@@ -91,7 +91,7 @@ void run_ranks(const Job& job, const Run& run) {
   mega::expects(job.world() == 1, mega::ErrorCode::usage, [&] {
     return mega::sentence(job.world(), " ranks need NCCL, which this program was built without");
   });
-  mega::cuda::SelfComm world;
+  mega::DeviceSelfComm world;
   run(world);
 #endif
 }

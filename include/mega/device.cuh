@@ -1,5 +1,6 @@
 /// @file  The umbrella of a GPU's side: what a .cu file includes beside mega.hpp to train on Cuda.
 #pragma once
+#include <mega/comm/device_self.hpp>
 #include <mega/cuda/check.hpp>
 #include <mega/cuda/device.hpp>
 #include <mega/cuda/event.hpp>
@@ -8,7 +9,6 @@
 #include <mega/cuda/memory.hpp>
 #include <mega/cuda/pack.cuh>
 #include <mega/cuda/reduce.cuh>
-#include <mega/cuda/self.hpp>
 #include <mega/cuda/stream.hpp>
 #include <mega/nn/attention.cuh>
 #include <mega/nn/attention_mma.cuh>

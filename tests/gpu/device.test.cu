@@ -1,7 +1,7 @@
 // Streams, events, memory and the communicator of one rank.
+#include <mega/comm/device_self.hpp>
 #include <mega/cuda/device.hpp>
 #include <mega/cuda/launch.cuh>
-#include <mega/cuda/self.hpp>
 #include <mega/optim/adamw.cuh>
 
 #include <doctest/doctest.h>
@@ -141,7 +141,7 @@ TEST_CASE("gpu device: what a stream owns") {
 
 TEST_CASE("gpu self: channels keep order and reuse their slots") {
   mega::Cuda device;
-  mega::cuda::SelfComm comm;
+  mega::DeviceSelfComm comm;
   auto sender = comm.open_sender(0, 3);
   auto receiver = comm.open_receiver(0, 3);
   Stream compute = device.make_stream("compute"), out = device.make_stream("send"),

@@ -417,7 +417,7 @@ void check_equal_bits(const Setup& setup, std::size_t graphs_of_actions,
 
 template <class Spec, class Element>
 void check_one_rank() {
-  using ThePlan = Plan<Spec, Element, mega::cuda::SelfComm>;
+  using ThePlan = Plan<Spec, Element, mega::DeviceSelfComm>;
   // forward, loss and backward a micro-batch
   check_equal_bits<ThePlan>({}, 9, 1);
   check_equal_bits<ThePlan>({.between = Between::queue_ahead}, 9, 1);
@@ -436,7 +436,7 @@ TEST_CASE("gpu graphs: Llama-3 in bf16 with dropout trains to the same bits") {
 }
 TEST_CASE("gpu graphs: several chunks on one rank") {
   // Channels are between the chunks, so a step is no graph.
-  check_equal_bits<Plan<mega::nn::Gpt3, Bfloat16, mega::cuda::SelfComm>>({.chunks = 2}, 15, 15);
+  check_equal_bits<Plan<mega::nn::Gpt3, Bfloat16, mega::DeviceSelfComm>>({.chunks = 2}, 15, 15);
 }
 TEST_CASE("gpu graphs: ranks that share a GPU") {
   using Ranks = Plan<mega::nn::Gpt3, Bfloat16, mega::DeviceThreadComm>;

@@ -20,14 +20,14 @@ using mega::nn::Recompute;
 template <class Spec, class Product>
 struct GpuPlan : mega::DefaultPlan {
   using device = mega::Cuda;
-  using communicator = mega::cuda::SelfComm;
+  using communicator = mega::DeviceSelfComm;
   using stage = mega::nn::Transformer<Spec, communicator, mega::nn::Kernels<Product>>;
 };
 
 template <class Product = mega::nn::CublasProduct>
 std::unique_ptr<oracle::Comparison> run(const std::string& name, const oracle::Layout& layout) {
   auto comparison = std::make_unique<oracle::Comparison>("tests/oracle/" + name, layout);
-  mega::cuda::SelfComm world;
+  mega::DeviceSelfComm world;
   if (comparison->model().family() == mega::ckpt::HuggingFaceFamily::gpt2) {
     comparison->template run_rank<GpuPlan<mega::nn::Gpt3, Product>>(world);
   } else {

@@ -63,7 +63,7 @@ struct Acting : Stage {
   }
 };
 
-template <class Spec, class Element, class Comm = mega::cuda::SelfComm,
+template <class Spec, class Element, class Comm = mega::DeviceSelfComm,
           class Attention = mega::nn::BuiltInAttention>
 struct Plan : support::GpuPlan<Spec, mega::nn::CublasLtProduct<Element>, Comm, Attention> {
   using stage = Acting<
@@ -396,7 +396,7 @@ TEST_CASE("gpu steady state: Llama-3 in bf16 with cuDNN's attention") {
   using Attention = mega::nn::CudnnAttention<>;
   REQUIRE(Attention::supports(
       {.batch = 2, .time = 128, .query_heads = 4, .kv_heads = 2, .head_dim = 64}, {}));
-  check_steady_graphs<Plan<mega::nn::Llama3, Bfloat16, mega::cuda::SelfComm, Attention>>(
+  check_steady_graphs<Plan<mega::nn::Llama3, Bfloat16, mega::DeviceSelfComm, Attention>>(
       "Llama-3 bf16, cuDNN", {});
 }
 #endif

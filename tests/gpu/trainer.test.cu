@@ -127,7 +127,7 @@ HalfOutcome train_half(float initial_scale, int steps) {
   using Plan = GpuPlan<Spec, mega::nn::CublasLtProduct<mega::Float16>>;
   mega::nn::TransformerConfig model = config<Spec>();
   model.dropout = {};
-  mega::cuda::SelfComm world;
+  mega::DeviceSelfComm world;
   const mega::TrainerOptions<> options{
       .microbatches = batches, .loss_scaling = {.initial = initial_scale}, .seed = 77};
   mega::Trainer<Plan> trainer(world, options,
@@ -163,7 +163,7 @@ TEST_CASE("gpu trainer: memory is taken by the first step at the latest, and giv
   { mega::cuda::Stream first; }  // the context itself
   const std::size_t at_start = free_memory();
   {
-    mega::cuda::SelfComm world;
+    mega::DeviceSelfComm world;
     mega::Trainer<Plan> trainer(world, {.microbatches = batches},
                                 support::even_stages<Plan::stage>(config<mega::nn::Llama3>(), run));
     const auto batch = tokens();
@@ -230,7 +230,7 @@ TEST_CASE_TEMPLATE("gpu trainer: loss and norm of fp16 are those of fp32, whatev
   using Plan = GpuPlan<Spec>;
   mega::nn::TransformerConfig model = config<Spec>();
   model.dropout = {};
-  mega::cuda::SelfComm world;
+  mega::DeviceSelfComm world;
   const mega::TrainerOptions<> options{.microbatches = batches, .seed = 77};
   mega::Trainer<Plan> trainer(world, options,
                               support::even_stages<typename Plan::stage>(model, run));

@@ -15,7 +15,7 @@
 
 namespace support {
 
-template <class Spec, class Product, class Comm = mega::cuda::SelfComm,
+template <class Spec, class Product, class Comm = mega::DeviceSelfComm,
           class Attention = mega::nn::BuiltInAttention>
 struct GpuPlan : mega::DefaultPlan {
   using device = mega::Cuda;
@@ -100,7 +100,7 @@ class Batch {
 /// Calls run_rank(communicator&) on every rank; ranks of several are threads that share the GPU.
 template <class Comm, class RunRank>
 void run_ranks(int ranks, const RunRank& run_rank) {
-  if constexpr (std::is_same_v<Comm, mega::cuda::SelfComm>) {
+  if constexpr (std::is_same_v<Comm, mega::DeviceSelfComm>) {
     Comm world;
     run_rank(world);
   } else {

@@ -144,7 +144,7 @@ void train_and_compare(NcclProcessComm& world, const grid::Layout& layout) {
   const auto begin = std::chrono::steady_clock::now();
   // Under the layout first, since a step that finds all code and handles there proves less.
   const Run first = train<Spec, Product>(world, layout);
-  mega::cuda::SelfComm self;
+  mega::DeviceSelfComm self;
   const Run alone = train<Spec, Product>(self, {});
   const Run second = train<Spec, Product>(world, layout);
 

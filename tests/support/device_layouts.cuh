@@ -127,7 +127,7 @@ template <class Spec>
 grid::Outcome train_alone(const grid::Model& model) {
   grid::Outcome outcome;
   std::mutex mutex;
-  mega::cuda::SelfComm world;
+  mega::DeviceSelfComm world;
   train_rank<Spec>(world, mega::Cuda(), model, {}, outcome, mutex);
   join_ties(outcome, model.config.tied_head);
   return outcome;

@@ -1,5 +1,5 @@
-/// @file  The communicator of a single rank on a GPU. Collectives are copies or nothing, channels
-/// are copies in device memory ordered by events.
+/// @file  DeviceSelfComm: the communicator of a single rank on a GPU. Collectives are copies or
+/// nothing, channels are copies in device memory ordered by events.
 #pragma once
 #include <mega/comm/concepts.hpp>
 #include <mega/core/error.hpp>
@@ -16,23 +16,23 @@
 #include <utility>
 #include <vector>
 
-namespace mega::inline v0::cuda {
+namespace mega::inline v0::comm {
 
 namespace detail {
 
 /// Slots in the order in which they were posted. Slot n has the events n % size, made when more are
 /// under way than ever before, then used again.
-class LocalChannel {
+class DeviceSelfChannel {
  public:
-  explicit LocalChannel(std::uint32_t id) : id_(id) {}
+  explicit DeviceSelfChannel(std::uint32_t id) : id_(id) {}
 
-  void post(Stream& stream, Vector<std::byte> slot) {
+  void post(cuda::Stream& stream, Vector<std::byte> slot) {
     if (posted_ - completed_ == ring_.size()) grow();
     Slot& at = ring_[posted_++ % ring_.size()];
     at.memory = slot;
     stream.record(at.free);
   }
-  void send(Stream& stream, Vector<const std::byte> message) {
+  void send(cuda::Stream& stream, Vector<const std::byte> message) {
     expects(sent_ < posted_, ErrorCode::logic, [&] {
       return sentence("channel ", id_, ": message ", sent_ + 1, " has no slot, ", posted_,
                       " were posted, and one rank has nobody to wait for");
@@ -44,7 +44,7 @@ class LocalChannel {
   }
   [[nodiscard]] bool can_send() const noexcept { return sent_ < posted_; }
   [[nodiscard]] bool ready() const noexcept { return completed_ < sent_; }
-  void complete(Stream& stream) {
+  void complete(cuda::Stream& stream) {
     expects(completed_ < sent_, ErrorCode::logic, [&] {
       return sentence("channel ", id_, ": message ", completed_ + 1, " was not sent, ", sent_,
                       " were, and one rank has nobody to wait for");
@@ -55,7 +55,7 @@ class LocalChannel {
  private:
   struct Slot {
     Vector<std::byte> memory;
-    Event free, filled;
+    cuda::Event free, filled;
   };
 
   /// Slots under way keep their events and get places that fit the new size.
@@ -73,61 +73,65 @@ class LocalChannel {
 
 }  // namespace detail
 
-class LocalSender {
+class DeviceSelfSender {
  public:
-  explicit LocalSender(std::shared_ptr<detail::LocalChannel> channel)
+  explicit DeviceSelfSender(std::shared_ptr<detail::DeviceSelfChannel> channel)
       : channel_(std::move(channel)) {}
   /// @cost  one copy in device memory
-  void send(Stream& stream, Vector<const std::byte> message) { channel_->send(stream, message); }
+  void send(cuda::Stream& stream, Vector<const std::byte> message) {
+    channel_->send(stream, message);
+  }
   [[nodiscard]] bool can_send() const { return channel_->can_send(); }
 
  private:
-  std::shared_ptr<detail::LocalChannel> channel_;
+  std::shared_ptr<detail::DeviceSelfChannel> channel_;
 };
 
-class LocalReceiver {
+class DeviceSelfReceiver {
  public:
-  explicit LocalReceiver(std::shared_ptr<detail::LocalChannel> channel)
+  explicit DeviceSelfReceiver(std::shared_ptr<detail::DeviceSelfChannel> channel)
       : channel_(std::move(channel)) {}
-  void post(Stream& stream, Vector<std::byte> slot) { channel_->post(stream, slot); }
-  void complete(Stream& stream) { channel_->complete(stream); }
+  void post(cuda::Stream& stream, Vector<std::byte> slot) { channel_->post(stream, slot); }
+  void complete(cuda::Stream& stream) { channel_->complete(stream); }
   [[nodiscard]] bool ready() const { return channel_->ready(); }
 
  private:
-  std::shared_ptr<detail::LocalChannel> channel_;
+  std::shared_ptr<detail::DeviceSelfChannel> channel_;
 };
 
 /// One rank. A send needs a slot that was posted before, a completion a message that was sent
 /// before; else they throw Error(logic), since no other rank could bring it.
-class SelfComm {
+class DeviceSelfComm {
  public:
-  using sender = LocalSender;
-  using receiver = LocalReceiver;
+  using sender = DeviceSelfSender;
+  using receiver = DeviceSelfReceiver;
 
   [[nodiscard]] int rank() const noexcept { return 0; }
   [[nodiscard]] int size() const noexcept { return 1; }
-  [[nodiscard]] SelfComm split(int /*color*/, int /*key*/) const { return {}; }
+  [[nodiscard]] DeviceSelfComm split(int /*color*/, int /*key*/) const { return {}; }
 
-  void barrier(Stream&) const noexcept {}
+  void barrier(cuda::Stream&) const noexcept {}
 
-  template <comm::element T>
-  void all_reduce(Stream&, Vector<T>, comm::Reduce) const noexcept {}
+  template <element T>
+  void all_reduce(cuda::Stream&, Vector<T>, Reduce) const noexcept {}
 
-  template <comm::element T>
-  void reduce_scatter(Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in,
-                      comm::Reduce) const {
+  template <element T>
+  void reduce_scatter(cuda::Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in,
+                      Reduce) const {
     if (out.data() != in.data()) cuda::copy(stream, out, in);
   }
-  template <comm::element T>
-  void all_gather(Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in) const {
+  template <element T>
+  void all_gather(cuda::Stream& stream, Vector<T> out,
+                  Vector<const std::type_identity_t<T>> in) const {
     if (out.data() != in.data()) cuda::copy(stream, out, in);
   }
-  template <comm::element T>
-  void broadcast(Stream&, Vector<T>, int root) const {
+  template <element T>
+  void broadcast(cuda::Stream&, Vector<T>, int root) const {
     expect_self(root);
   }
-  template <comm::element T>
-  void all_to_all(Stream& stream, Vector<T> out, Vector<const std::type_identity_t<T>> in) const {
+  template <element T>
+  void all_to_all(cuda::Stream& stream, Vector<T> out,
+                  Vector<const std::type_identity_t<T>> in) const {
     cuda::copy(stream, out, in);
   }
 
@@ -147,18 +151,22 @@ class SelfComm {
     expects(rank == 0, ErrorCode::logic,
             [&] { return sentence("rank ", rank, " is not in a communicator of one rank, 0"); });
   }
-  std::shared_ptr<detail::LocalChannel> open(int peer, std::uint32_t id) {
+  std::shared_ptr<detail::DeviceSelfChannel> open(int peer, std::uint32_t id) {
     expect_self(peer);
-    std::weak_ptr<detail::LocalChannel>& known = channels_[id];
+    std::weak_ptr<detail::DeviceSelfChannel>& known = channels_[id];
     auto channel = known.lock();
-    if (!channel) known = channel = std::make_shared<detail::LocalChannel>(id);
+    if (!channel) known = channel = std::make_shared<detail::DeviceSelfChannel>(id);
     return channel;
   }
 
-  std::map<std::uint32_t, std::weak_ptr<detail::LocalChannel>> channels_;
+  std::map<std::uint32_t, std::weak_ptr<detail::DeviceSelfChannel>> channels_;
 };
 
-static_assert(comm::communicator<SelfComm, Stream>);
-static_assert(comm::has_channel_queries<SelfComm, Stream>);
+static_assert(communicator<DeviceSelfComm, cuda::Stream>);
+static_assert(has_channel_queries<DeviceSelfComm, cuda::Stream>);
 
-}  // namespace mega::inline v0::cuda
+}  // namespace mega::inline v0::comm
+
+namespace mega::inline v0 {
+using comm::DeviceSelfComm;
+}
