@@ -66,7 +66,8 @@ Trace import_of(Source source) {
     } catch (const mega::Error&) {
     }
   };
-  detail::visit_text(source, visit);
+  detail::Remarks remarks;
+  detail::visit_text(source, visit, remarks);
   check_trace(trace);
   return trace;
 }

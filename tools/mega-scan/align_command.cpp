@@ -28,6 +28,7 @@ void run(const AlignArguments& arguments) {
   if (arguments.json) {
     Json out = json_of(t, alignment);
     out["aligned"] = t.ranks.size() > 1 && alignment.aligned();
+    out["warnings"] = t.warnings;
     out["refusal"] = alignment.aligned() ? Json(nullptr) : Json(alignment.refusal);
     std::printf("%s\n", text_of(out).c_str());
     return;

@@ -47,6 +47,8 @@ void run(const ConvertArguments& arguments) {
   expect_no_input(arguments);
   mega::ckpt::ReplacedFile file(arguments.output);
   const scan::Trace trace = arguments.inputs.read();
+  mega::expects(!trace.events.empty(), mega::ErrorCode::bad_input,
+                "the files hold no events, so there is nothing to show");
   const scan::Matches matches = scan::match(trace);
   const scan::Alignment alignment = scan::align(trace, matches);
   const auto sink = [&](std::string_view piece) { file.write(piece); };

@@ -2,6 +2,7 @@
 
 #include "text.hpp"
 #include <mega/core/error.hpp>
+#include <mega/scan/shared_processors.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -101,6 +102,13 @@ std::string describe_alignment(const scan::Trace& trace, const scan::Alignment& 
                   " members end before their operation can have begun.");
 }
 
+std::vector<std::string> describe_hosts(const scan::Trace& trace) {
+  std::vector<std::string> out;
+  for (const scan::SharedHost& host : scan::shared_hosts(trace))
+    out.push_back(full_stop(to_string(host)));
+  return out;
+}
+
 std::vector<Statement> describe_verdicts(const scan::Study& study) {
   std::vector<Statement> out;
   for (const scan::Verdict& v : study.diagnosis.verdicts) {
@@ -139,29 +147,40 @@ std::string describe_what_if(const scan::WhatIf& w) {
 
 std::vector<NamedDefect> named_defects(const scan::Defects& d) {
   return {
-      {"negative_durations", d.negative_durations, "events end before they begin"},
-      {"partial_overlaps", d.partial_overlaps, "events of a lane overlap without nesting"},
-      {"duplicate_correlations", d.duplicate_correlations, "kernels share a launch with another"},
-      {"kernels_without_launch", d.kernels_without_launch, "kernels have no launch in the file"},
-      {"dangling_flows", d.dangling_flows, "arrows have one end only"},
-      {"not_a_number", d.not_a_number, "values are NaN or infinite"},
-      {"malformed_numbers", d.malformed_numbers, "numbers are malformed"},
-      {"bad_utf8", d.bad_utf8, "texts are not UTF-8"},
-      {"control_characters", d.control_characters, "texts hold control characters"},
-      {"bad_escapes", d.bad_escapes, "quotes or backslashes are not JSON's"},
-      {"malformed_records", d.malformed_records, "records were passed over"},
-      {"truncated_files", d.truncated_files, "files are cut off"},
+      {"negative_durations", d.negative_durations, "event ends before it begins",
+       "events end before they begin"},
+      {"partial_overlaps", d.partial_overlaps, "event of a lane overlaps another without nesting",
+       "events of a lane overlap without nesting"},
+      {"duplicate_correlations", d.duplicate_correlations, "kernel shares a launch with another",
+       "kernels share a launch with another"},
+      {"kernels_without_launch", d.kernels_without_launch, "kernel has no launch in the file",
+       "kernels have no launch in the file"},
+      {"dangling_flows", d.dangling_flows, "arrow has one end only", "arrows have one end only"},
+      {"not_a_number", d.not_a_number, "value is NaN or infinite", "values are NaN or infinite"},
+      {"malformed_numbers", d.malformed_numbers, "number is malformed", "numbers are malformed"},
+      {"bad_utf8", d.bad_utf8, "text is not UTF-8", "texts are not UTF-8"},
+      {"control_characters", d.control_characters, "text holds control characters",
+       "texts hold control characters"},
+      {"bad_escapes", d.bad_escapes, "quote or backslash is not JSON's",
+       "quotes or backslashes are not JSON's"},
+      {"malformed_records", d.malformed_records, "record was passed over",
+       "records were passed over"},
+      {"truncated_files", d.truncated_files, "file is cut off", "files are cut off"},
       {"rank_guessed", d.rank_guessed,
+       "rank stands in no file and was taken from its name or place",
        "ranks stand in no file and were taken from its name or place"},
-      {"clock_base_adjusted", d.clock_base_adjusted, "ranks had another base of time"},
-      {"overlapping_runs", d.overlapping_runs, "files hold several runs on the same tracks"},
+      {"clock_base_adjusted", d.clock_base_adjusted, "rank had another base of time",
+       "ranks had another base of time"},
+      {"overlapping_runs", d.overlapping_runs, "file holds several runs on the same tracks",
+       "files hold several runs on the same tracks"},
   };
 }
 
 std::vector<std::string> describe_defects(const scan::Trace& trace) {
   std::vector<std::string> out;
   for (const NamedDefect& d : named_defects(trace.defects)) {
-    if (d.count > 0) out.push_back(sentence(grouped(d.count), " ", d.meaning, "."));
+    if (d.count > 0)
+      out.push_back(sentence(grouped(d.count), " ", d.count == 1 ? d.one : d.many, "."));
   }
   return out;
 }

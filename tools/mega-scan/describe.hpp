@@ -18,6 +18,8 @@ struct Statement {
 /// Whether the clocks agree now, and how well.
 [[nodiscard]] std::string describe_alignment(const mega::scan::Trace& trace,
                                              const mega::scan::Alignment& alignment);
+/// Which ranks share processors; empty where none do.
+[[nodiscard]] std::vector<std::string> describe_hosts(const mega::scan::Trace& trace);
 /// Dearest first; empty if nothing is wrong.
 [[nodiscard]] std::vector<Statement> describe_verdicts(const mega::scan::Study& study);
 /// What a trace without a verdict says: healthy, or nothing to compare.
@@ -31,7 +33,7 @@ struct Statement {
 struct NamedDefect {
   const char* name;
   std::int64_t count;
-  const char* meaning;  ///< follows the number in a sentence
+  const char *one, *many;  ///< follow the number in a sentence
 };
 [[nodiscard]] std::vector<NamedDefect> named_defects(const mega::scan::Defects& defects);
 

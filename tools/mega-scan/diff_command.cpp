@@ -35,6 +35,7 @@ struct Summary {
   struct Work {
     double calls = 0, ns = 0;  // a rank and step
   };
+  std::vector<std::string> warnings;
   double ranks = 0, steps = 1;
   double step_ns = 0;
   std::map<std::pair<scan::EventKind, std::string>, Work> work;
@@ -44,6 +45,7 @@ struct Summary {
 Summary summary_of(const std::string& path) {
   const scan::Trace trace = read_trace(path);
   Summary out;
+  out.warnings = trace.warnings;
   out.ranks = static_cast<double>(std::max<std::size_t>(1, trace.ranks.size()));
   std::set<std::int32_t> steps;
   std::map<std::pair<scan::TableIndex, std::int32_t>,
@@ -72,6 +74,9 @@ Summary summary_of(const std::string& path) {
                                 static_cast<double>(t.total) * share};
     out.kinds[t.kind] += static_cast<double>(t.total) * share;
   }
+  mega::expects(!out.work.empty() || out.step_ns > 0, mega::ErrorCode::bad_input, [&] {
+    return sentence(path, " holds neither steps nor device work, so there is nothing to compare");
+  });
   return out;
 }
 
@@ -99,11 +104,23 @@ std::vector<Change> changes_of(const Summary& before, const Summary& after) {
   return out;
 }
 
+/// To the last nanosecond and call.
+bool are_equal(const Summary& before, const Summary& after, const std::vector<Change>& changes) {
+  return before.step_ns == after.step_ns &&
+         std::all_of(changes.begin(), changes.end(), [](auto& c) {
+           return c.before.ns == c.after.ns && c.before.calls == c.after.calls;
+         });
+}
+
 std::string signed_duration(double ns) {
   return (ns > 0 ? "+" : "") + duration(ns);
 }
 
 void print_text(const Summary& before, const Summary& after, const std::vector<Change>& changes) {
+  if (are_equal(before, after, changes)) {
+    std::puts("No difference: the steps and all device work take the same time in both.");
+    return;
+  }
   if (before.step_ns > 0 && after.step_ns > 0) {
     std::printf("A step took %s and takes %s: %s, %s times as long.\n",
                 duration(before.step_ns).c_str(), duration(after.step_ns).c_str(),
@@ -131,8 +148,11 @@ void print_json(const Summary& before, const Summary& after, const std::vector<C
   const auto side = [](const Summary& s) {
     Json kinds = Json::object();
     for (const auto& [kind, ns] : s.kinds) kinds[std::string(to_string(kind))] = ns / 1e6;
-    return Json{
-        {"ranks", s.ranks}, {"steps", s.steps}, {"step_ms", s.step_ns / 1e6}, {"kinds_ms", kinds}};
+    return Json{{"ranks", s.ranks},
+                {"steps", s.steps},
+                {"step_ms", s.step_ns / 1e6},
+                {"kinds_ms", kinds},
+                {"warnings", s.warnings}};
   };
   Json rows = Json::array();
   for (const Change& c : changes) {
@@ -143,9 +163,11 @@ void print_json(const Summary& before, const Summary& after, const std::vector<C
                     {"before_calls", c.before.calls},
                     {"after_calls", c.after.calls}});
   }
-  std::printf(
-      "%s\n",
-      text_of({{"before", side(before)}, {"after", side(after)}, {"changes", rows}}).c_str());
+  std::printf("%s\n", text_of({{"before", side(before)},
+                               {"after", side(after)},
+                               {"equal", are_equal(before, after, changes)},
+                               {"changes", rows}})
+                          .c_str());
 }
 
 void run(const DiffArguments& arguments) {

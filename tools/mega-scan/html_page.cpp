@@ -284,14 +284,15 @@ std::string html_page(const scan::Study& study) {
     statements.push_back({{"headline", s.headline}, {"details", s.details}});
   std::vector<std::string> facts{describe_extent(study) + ".",
                                  describe_alignment(study.trace, study.alignment)};
+  for (const std::string& line : describe_hosts(study.trace)) facts.push_back(line);
   if (study.what_if) facts.push_back(describe_what_if(*study.what_if));
   std::string remark;
   Json drawn = timeline(study, remark);
   Json report = json_of(study);
   report.erase("collectives");
   std::vector<std::string> remarks = describe_defects(study.trace);
-  for (const auto* more :
-       {&study.trace.notes, &study.matches.notes, &study.alignment.notes, &study.diagnosis.notes})
+  for (const auto* more : {&study.trace.warnings, &study.trace.notes, &study.matches.notes,
+                           &study.alignment.notes, &study.diagnosis.notes, &study.hang.notes})
     remarks.insert(remarks.end(), more->begin(), more->end());
   const Json data = {{"statements", std::move(statements)},
                      {"health", describe_health(study)},

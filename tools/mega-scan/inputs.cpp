@@ -1,10 +1,13 @@
 #include "inputs.hpp"
 
+#include "text.hpp"
 #include <mega/core/error.hpp>
 #include <mega/scan/import.hpp>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <cstdio>
 
 namespace scan_tool {
 
@@ -12,6 +15,23 @@ using mega::ErrorCode;
 using mega::expects;
 using mega::sentence;
 namespace scan = mega::scan;
+
+namespace {
+
+/// All files are in the trace.
+void finish(scan::Trace& trace) {
+  scan::remark_on_job(trace);
+  constexpr std::size_t most = 8;
+  const std::size_t count = trace.warnings.size();
+  for (std::size_t i = 0; i < std::min(most, count); ++i)
+    std::fprintf(stderr, "mega-scan: warning: %s\n", trace.warnings[i].c_str());
+  if (count > most) {
+    std::fprintf(stderr, "mega-scan: warning: and %s\n",
+                 counted(static_cast<std::int64_t>(count - most), "more warning").c_str());
+  }
+}
+
+}  // namespace
 
 void Inputs::add_to(CLI::App& command) {
   command
@@ -25,8 +45,9 @@ void Inputs::add_to(CLI::App& command) {
 
 scan::Trace Inputs::read() const {
   expects(ranks.empty() || ranks.size() == paths.size(), ErrorCode::usage, [&] {
-    return sentence("--ranks has ", ranks.size(), " numbers for ", paths.size(),
-                    " files; give one for each");
+    return sentence("--ranks has ", counted(static_cast<std::int64_t>(ranks.size()), "number"),
+                    " for ", counted(static_cast<std::int64_t>(paths.size()), "file"),
+                    "; give one for each");
   });
   for (const int rank : ranks) {
     expects(rank >= 0, ErrorCode::usage,
@@ -42,12 +63,14 @@ scan::Trace Inputs::read() const {
     if (!ranks.empty()) options.rank = ranks[i];
     scan::import_file(trace, paths[i], options);
   }
+  finish(trace);
   return trace;
 }
 
 scan::Trace read_trace(const std::string& path) {
   scan::Trace trace;
   scan::import_file(trace, path);
+  finish(trace);
   return trace;
 }
 

@@ -1,6 +1,7 @@
 #include "json.hpp"
 
 #include "describe.hpp"
+#include <mega/scan/shared_processors.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -62,6 +63,13 @@ Json critical_path(const scan::Study& study) {
   for (const auto& [name, ns] : study.critical_path.by_name)
     names[std::string(name == scan::none ? "" : study.trace.names[name])] = microseconds(ns);
   return {{"by_rank_us", std::move(ranks)}, {"by_operation_us", std::move(names)}};
+}
+
+Json hosts_that_share(const scan::Trace& trace) {
+  Json out = Json::array();
+  for (const scan::SharedHost& host : scan::shared_hosts(trace))
+    out.push_back({{"host", host.name}, {"ranks", host.ranks}, {"processors", host.processors}});
+  return out;
 }
 
 Json optional_text(std::string_view text) {
@@ -174,7 +182,8 @@ Json json_of(const scan::Study& study) {
   Json defects = Json::object();
   for (const NamedDefect& d : named_defects(t.defects)) defects[d.name] = d.count;
   std::vector<std::string> notes = t.notes;
-  for (const auto* more : {&study.matches.notes, &study.alignment.notes, &study.diagnosis.notes})
+  for (const auto* more :
+       {&study.matches.notes, &study.alignment.notes, &study.diagnosis.notes, &study.hang.notes})
     notes.insert(notes.end(), more->begin(), more->end());
   return {{"events", t.events.size()},
           {"ranks", t.ranks.size()},
@@ -200,6 +209,8 @@ Json json_of(const scan::Study& study) {
             {"window_truncated", t.completeness.window_truncated},
             {"cost_ns_per_event", number(t.completeness.cost_ns_per_event)}}},
           {"rank_files", ranks_of(t)},
+          {"shared_hosts", hosts_that_share(t)},
+          {"warnings", t.warnings},
           {"notes", notes}};
 }
 

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,7 +58,8 @@ void print_waits(const scan::Study& study) {
                 duration(static_cast<double>(w.suffered[r])).c_str(), duration(blame(r)).c_str());
   }
   if (order.size() > most)
-    say(sentence("  and ", order.size() - most, " more ranks; --json has them all"));
+    say(sentence("  and ", counted(static_cast<std::int64_t>(order.size() - most), "more rank"),
+                 "; --json has them all"));
 }
 
 /// On whom the end of the trace depends.
@@ -77,7 +79,10 @@ void print_path(const scan::Study& study) {
                      percent(static_cast<double>(-ranks[i].first) / static_cast<double>(all)),
                      " on rank ", ranks[i].second);
   }
-  if (ranks.size() > most) text += sentence(" and the rest on ", ranks.size() - most, " others");
+  if (ranks.size() > most) {
+    text += sentence(" and the rest on ",
+                     counted(static_cast<std::int64_t>(ranks.size() - most), "other"));
+  }
   say(text + ".");
 }
 
@@ -108,28 +113,32 @@ void print_text(const scan::Study& study) {
   say("");
   say(describe_extent(study) + ".");
   say(describe_alignment(study.trace, study.alignment));
+  for (const std::string& line : describe_hosts(study.trace)) say(line);
   if (study.what_if) say(describe_what_if(*study.what_if));
   print_waits(study);
   print_path(study);
   print_totals(study);
-  std::vector<std::string> remarks = describe_defects(study.trace);
-  for (const auto* more : {&study.trace.notes, &study.matches.notes, &study.alignment.notes,
-                           &study.diagnosis.notes, &study.hang.notes})
+  std::vector<std::string> remarks = study.trace.warnings;
+  const std::vector<std::string> defects = describe_defects(study.trace);
+  for (const auto* more : {&defects, &study.trace.notes, &study.matches.notes,
+                           &study.alignment.notes, &study.diagnosis.notes, &study.hang.notes})
     remarks.insert(remarks.end(), more->begin(), more->end());
   if (remarks.empty()) return;
   say("\nOf the input:");
   constexpr std::size_t most = 20;
   for (std::size_t i = 0; i < std::min(most, remarks.size()); ++i) say("  " + remarks[i]);
   if (remarks.size() > most)
-    say(sentence("  and ", remarks.size() - most, " more remarks; --json has them all"));
+    say(sentence("  and ", counted(static_cast<std::int64_t>(remarks.size() - most), "more remark"),
+                 "; --json has them all"));
 }
 
 void run(const ReportArguments& arguments) {
+  std::optional<mega::ckpt::ReplacedFile> page;
+  if (!arguments.html.empty()) page.emplace(arguments.html);
   const scan::Study study(arguments.inputs.read());
-  if (!arguments.html.empty()) {
-    mega::ckpt::ReplacedFile page(arguments.html);
-    page.write(html_page(study));
-    page.finish();
+  if (page) {
+    page->write(html_page(study));
+    page->finish();
   }
   if (arguments.json) {
     say(text_of(json_of(study)));

@@ -56,7 +56,9 @@ void run(const WhatIfArguments& arguments) {
                 "the files hold no training steps with device work, so there is nothing to replay");
   const scan::WhatIf& w = *found;
   if (arguments.json) {
-    std::printf("%s\n", text_of(json_of(w)).c_str());
+    Json out = json_of(w);
+    out["warnings"] = trace.warnings;
+    std::printf("%s\n", text_of(out).c_str());
     return;
   }
   std::printf("%s\n", describe_what_if(w).c_str());

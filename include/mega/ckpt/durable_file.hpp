@@ -226,16 +226,18 @@ inline bool remove_flat_directory(const std::string& path) noexcept {
 /// An object destroyed before finish() removes its file: a half-written file has no reader.
 class DurableFile {
  public:
-  /// Creates the file; an existing one, and a link of that name, is refused.
+  /// Creates the file; an existing one, and a link of that name, is refused. Errors name it
+  /// `shown`, where that is not empty: what the user knows the file as.
   /// @throws Error not_durable
-  explicit DurableFile(std::string path) : path_(std::move(path)), file_(-1) {
+  explicit DurableFile(std::string path, std::string shown = {})
+      : path_(std::move(path)), shown_(shown.empty() ? path_ : std::move(shown)), file_(-1) {
     const int error = detail::retry_interrupted(FileOperation::create, path_.c_str(), [&] {
       file_ = detail::Descriptor(
           ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
       return file_.get() < 0 ? -1 : 0;
     });
     expects(error == 0, ErrorCode::not_durable, [&] {
-      return sentence("file ", path_, " could not be created: ", detail::errno_text(error));
+      return sentence("file ", shown_, " could not be created: ", detail::errno_text(error));
     });
   }
   DurableFile(DurableFile&&) noexcept = default;
@@ -248,7 +250,7 @@ class DurableFile {
   /// @throws Error not_durable with the path, the bytes written and the system's reason
   void write(std::span<const std::byte> data) {
     expects(file_.get() >= 0, ErrorCode::logic,
-            [&] { return sentence("file ", path_, " is finished and takes no more bytes"); });
+            [&] { return sentence("file ", shown_, " is finished and takes no more bytes"); });
     const auto asked = data.size();
     while (!data.empty()) {
       ssize_t taken = 0;
@@ -258,7 +260,7 @@ class DurableFile {
       });
       // Zero bytes taken without an error would loop for ever; a full device may answer so.
       expects(error == 0 && taken > 0, ErrorCode::not_durable, [&] {
-        return sentence("file ", path_, ": write stopped at byte ", bytes_, " with ", data.size(),
+        return sentence("file ", shown_, ": write stopped at byte ", bytes_, " with ", data.size(),
                         " of ", asked,
                         " bytes left: ", detail::errno_text(error == 0 ? ENOSPC : error));
       });
@@ -271,7 +273,7 @@ class DurableFile {
   /// @throws Error not_durable; the file is then removed
   void finish() {
     expects(file_.get() >= 0, ErrorCode::logic,
-            [&] { return sentence("file ", path_, " is finished already"); });
+            [&] { return sentence("file ", shown_, " is finished already"); });
     int error = detail::retry_interrupted(FileOperation::flush, path_.c_str(),
                                           [&] { return ::fsync(file_.get()); });
     // A network file system may report a lost write only here. After EINTR the descriptor is gone.
@@ -280,7 +282,7 @@ class DurableFile {
       remove_file(path_);
     }
     expects(error == 0, ErrorCode::not_durable, [&] {
-      return sentence("file ", path_, ": its ", bytes_,
+      return sentence("file ", shown_, ": its ", bytes_,
                       " bytes could not be flushed: ", detail::errno_text(error));
     });
   }
@@ -290,7 +292,7 @@ class DurableFile {
   [[nodiscard]] Index bytes() const noexcept { return bytes_; }
 
  private:
-  std::string path_;
+  std::string path_, shown_;
   detail::Descriptor file_;
   Index bytes_ = 0;
 };

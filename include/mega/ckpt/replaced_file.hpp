@@ -23,7 +23,7 @@ class ReplacedFile {
   explicit ReplacedFile(const std::string& name)
       : path_(destination(name)),
         beside_(path_ + "." + detail::random_suffix() + ".tmp"),
-        file_(beside_) {}
+        file_(beside_, path_) {}
   ReplacedFile(const ReplacedFile&) = delete;
   ReplacedFile& operator=(const ReplacedFile&) = delete;
   ~ReplacedFile() {

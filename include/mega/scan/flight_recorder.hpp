@@ -127,7 +127,10 @@ class FlightRecorderImport {
         }
         first_group_ = false;
       }
-      groups_[name] = t_.intern_group(label(name, d_.text(d_.find(group, "desc"))), ranks);
+      const std::string_view description = d_.text(d_.find(group, "desc"));
+      if (description == "default_pg" && !ranks.empty())
+        world_ = static_cast<std::int32_t>(ranks.size());
+      groups_[name] = t_.intern_group(label(name, description), ranks);
     }
   }
 
@@ -149,6 +152,7 @@ class FlightRecorderImport {
     Rank made;
     made.rank = static_cast<std::int32_t>(rank);
     made.source = d_.source();
+    made.world = world_;
     t_.ranks.push_back(std::move(made));
     return static_cast<TableIndex>(t_.ranks.size() - 1);
   }
@@ -302,6 +306,7 @@ class FlightRecorderImport {
   std::map<TableIndex, TableIndex> lanes_;                 // by group
   std::vector<std::int32_t> common_;                       // ranks that are in all groups so far
   bool first_group_ = true;
+  std::int32_t world_ = -1;
   // A hostile file may share one long list among many groups or entries.
   std::int64_t members_left_ = std::int64_t{1} << 24U;
   std::int64_t extents_left_ = std::int64_t{1} << 26U;

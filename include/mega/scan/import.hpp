@@ -13,6 +13,7 @@
 /// Trace::defects; only what cannot be used at all throws Error(bad_input), with source.name().
 #pragma once
 #include <mega/core/error.hpp>
+#include <mega/scan/detail/one_job.hpp>
 #include <mega/scan/flight_recorder.hpp>
 #include <mega/scan/input.hpp>
 #include <mega/scan/kineto.hpp>
@@ -22,11 +23,15 @@
 #include <mega/scan/straggler_timeline.hpp>
 #include <mega/scan/trace.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace mega::inline v0::scan {
 
@@ -57,6 +62,36 @@ inline constexpr std::array dialects{
   return holds(head, "\"schema\"") && holds(head, "\"nodes\"") && !holds(head, "\"traceEvents\"");
 }
 
+/// @return false: no dialect knows the text
+inline bool import_text(Trace& trace, Source& source, const ImportOptions& options) {
+  const std::string_view head = source.look(dialect_head).substr(0, dialect_head);
+  for (const Dialect& dialect : dialects) {
+    if (!dialect.looks_like(head)) continue;
+    dialect.import(trace, source, options);
+    return true;
+  }
+  // A dump that its rank never came to write is evidence too.
+  if (head.empty() && is_flight_recorder_name(source.name())) {
+    import_flight_recorder(trace, source, options);
+    return true;
+  }
+  expects(!looks_like_execution_trace(head), ErrorCode::bad_input, [&] {
+    return sentence(source.name(), " is an execution trace, which has operators but no times");
+  });
+  return false;
+}
+
+/// Why import_text() returned false.
+[[nodiscard]] inline std::string stranger(Source& source) {
+  if (const std::string damage = source.damage(); !damage.empty())
+    return sentence(source.name(), " cannot be read: ", damage);
+  if (source.look(1).empty()) return source.name() + " is empty";
+  std::string known;
+  for (const Dialect& dialect : dialects)
+    known.append(known.empty() ? "" : ", ").append(dialect.name);
+  return sentence(source.name(), " is of no known kind; known are ", known);
+}
+
 }  // namespace detail
 
 /// The dialect of a text by its first bytes; "" if none knows it.
@@ -67,50 +102,74 @@ inline constexpr std::array dialects{
   return {};
 }
 
-/// Adds what the source holds to the trace.
-/// @throws Error(bad_input) if no dialect knows it, or its own cannot use it
+/// Adds what the source holds to the trace. What is missing of it is named in the trace's warnings.
+/// A part of a recording goes to the rank that has another part of it: see one_job.hpp.
+/// @throws Error(bad_input) if no dialect knows it, its own cannot use it, or it contradicts what
+/// was imported before: a copy, another run of the same rank, a job of another size
 inline void import_source(Trace& trace, Source& source, const ImportOptions& options = {}) {
-  const std::string_view head = source.look(dialect_head).substr(0, dialect_head);
-  for (const detail::Dialect& dialect : detail::dialects) {
-    if (dialect.looks_like(head)) return dialect.import(trace, source, options);
-  }
-  // A dump that its rank never came to write is evidence too.
-  if (head.empty() && is_flight_recorder_name(source.name()))
-    return import_flight_recorder(trace, source, options);
-  expects(!detail::looks_like_execution_trace(head), ErrorCode::bad_input, [&] {
-    return sentence(source.name(), " is an execution trace, which has operators but no times");
-  });
-  std::string known;
-  for (const detail::Dialect& dialect : detail::dialects)
-    known.append(known.empty() ? "" : ", ").append(dialect.name);
-  throw Error(ErrorCode::bad_input,
-              sentence(source.name(), head.empty() ? " is empty" : " is of no known kind",
-                       "; known are ", known));
+  const detail::TableSizes before(trace);
+  expects(detail::import_text(trace, source, options), ErrorCode::bad_input,
+          [&] { return detail::stranger(source); });
+  detail::settle_file(trace, source, before, options);
 }
 
 /// Adds all that `path` names: a file, "-" for standard input, the files of a directory, the
-/// members of an archive; see for_each_source(). Files of an archive or directory that no dialect
-/// knows are named in the trace's notes, unless there is nothing else.
+/// members of an archive; see for_each_source(). Files of an archive or directory that cannot be
+/// used are named in the trace's warnings, unless there is nothing else; so is what was not
+/// visited.
 /// @throws Error(bad_input): see import_source()
 inline void import_file(Trace& trace, const std::filesystem::path& path,
                         const ImportOptions& options = {}) {
   std::string first_fault;
+  std::vector<std::string> strangers, faults;
   std::size_t imported = 0;
-  for_each_source(path, [&](Source& source) {
+  const std::vector<std::string> remarks = for_each_source(path, [&](Source& source) {
+    const detail::TableSizes before(trace);
+    const auto pass_over = [&](const std::string& why) {
+      if (first_fault.empty()) first_fault = why;
+    };
     try {
-      import_source(trace, source, options);
-      ++imported;
+      if (!detail::import_text(trace, source, options)) {
+        pass_over(detail::stranger(source));
+        strangers.emplace_back(detail::own_name(source.name()));
+        return;
+      }
     } catch (const Error& fault) {
       if (fault.code() != ErrorCode::bad_input) throw;
-      if (first_fault.empty()) {
-        first_fault = fault.what();
-      }
-      trace.notes.emplace_back(fault.what());
+      pass_over(fault.what());
+      faults.push_back(sentence(fault.what(), "; it was passed over"));
+      return;
     }
+    detail::settle_file(trace, source, before, options);
+    ++imported;
   });
   expects(imported > 0, ErrorCode::bad_input, [&] {
-    return first_fault.empty() ? sentence(path.string(), " holds no file") : first_fault;
+    const std::string why = first_fault.empty() ? path.string() + " holds no file" : first_fault;
+    return remarks.empty() ? why : sentence(why, "; ", remarks.front());
   });
+  if (!strangers.empty()) {
+    trace.warnings.push_back(
+        sentence(detail::listed(strangers), " in ", path.string(),
+                 strangers.size() == 1 ? " is no trace and was" : " are no traces and were",
+                 " passed over"));
+  }
+  trace.warnings.insert(trace.warnings.end(), faults.begin(), faults.end());
+  trace.warnings.insert(trace.warnings.end(), remarks.begin(), remarks.end());
+}
+
+/// Remarks on all files of a job, after the last import: ranks that are missing are noted, and
+/// warned of are ranks whose files, by the time of day, were recorded at different times.
+inline void remark_on_job(Trace& trace) {
+  std::set<std::int32_t> known;
+  std::int32_t world = -1;
+  for (const Rank& r : trace.ranks) {
+    if (r.rank >= 0) known.insert(r.rank);
+    world = std::max(world, r.world);
+  }
+  if (static_cast<std::int64_t>(known.size()) < world)
+    trace.notes.push_back(
+        sentence("the job has ", world, " ranks, of which there are files of ", known.size()));
+  detail::warn_of_other_times(trace);
 }
 
 }  // namespace mega::inline v0::scan

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -79,7 +80,10 @@ inline constexpr UsualLink usual_link{};
   while (!text.empty()) {
     const std::string_view part = cut(text, ';');
     InjectedFault fault;
-    bool sized = false;
+    bool sized = false, begins = false;
+    const auto once = [&](std::string_view key, bool& given) {
+      if (std::exchange(given, true)) throw wrong(part, sentence("says ", key, " twice"));
+    };
     std::string_view rest = part;
     for (bool first = true; !rest.empty(); first = false) {
       std::string_view value = cut(rest, ',');
@@ -95,16 +99,17 @@ inline constexpr UsualLink usual_link{};
         fault.kind = InjectedFault::Kind::late_host;
         fault.rank = rank(part, value);
       } else if (!first && key == "factor" && fault.kind != InjectedFault::Kind::late_host) {
+        once(key, sized);
         fault.factor = number(part, value);
         if (fault.factor < 1 || fault.factor > most_factor)
           throw wrong(part, sentence("has a factor outside 1 to ", most_factor));
-        sized = true;
       } else if (!first && key == "ms" && fault.kind == InjectedFault::Kind::late_host) {
+        once(key, sized);
         fault.ms = number(part, value);
         if (fault.ms < 0 || fault.ms > most_ms)
           throw wrong(part, sentence("has milliseconds outside 0 to ", most_ms));
-        sized = true;
       } else if (!first && key == "from-step") {
+        once(key, begins);
         const double step = number(part, value);
         if (step != std::floor(step) || step < 0 || step > most_step)
           throw wrong(part, sentence("begins at step ", value));
@@ -128,26 +133,39 @@ void call_in_order(S& stream, F work) requires requires {
 }
 { stream.run(std::move(work)); }
 
-/// Waits, every span its own share: sleeping as far as that is exact, the rest in a loop. What was
-/// too long is waited less the next time.
-class Sleeper {
+/// Lets the time of faults pass, of each span and step by itself: what took too long, because the
+/// thread lost its processor, is not taken from what comes next, which would hide the fault there.
+class Delay {
  public:
-  void owe(double ns) {
-    constexpr double least = 2'000, exact = 200'000;
-    debt_ns_ += ns;
-    if (debt_ns_ < least) return;
-    const Nanoseconds begin = steady_now();
-    const auto end = begin + static_cast<Nanoseconds>(debt_ns_);
-    if (debt_ns_ > exact)
-      std::this_thread::sleep_for(
-          std::chrono::nanoseconds(static_cast<Nanoseconds>(debt_ns_ - exact)));
-    while (steady_now() < end) {
-    }
-    debt_ns_ -= static_cast<double>(steady_now() - begin);
+  Delay() = default;
+  /// @param cut_short  or null; once true, what is left of any time need not pass
+  explicit Delay(const std::atomic<bool>* cut_short) : cut_short_(cut_short) {}
+
+  /// With the processor at work.
+  void busy(double ns) const noexcept {
+    if (ns > 0) work_until(steady_now() + whole(ns));
+  }
+  /// Asleep, but for the end, since sleeps end late.
+  void asleep(double ns) const noexcept {
+    constexpr Nanoseconds inexact = 200'000, longest = 50'000'000;
+    if (!(ns > 0)) return;
+    const Nanoseconds end = steady_now() + whole(ns);
+    for (Nanoseconds left = whole(ns); left > inexact && !is_cut_short(); left = end - steady_now())
+      std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(left - inexact, longest)));
+    work_until(end);
   }
 
  private:
-  double debt_ns_ = 0;
+  static Nanoseconds whole(double ns) noexcept { return static_cast<Nanoseconds>(ns); }
+  [[nodiscard]] bool is_cut_short() const noexcept {
+    return cut_short_ != nullptr && cut_short_->load(std::memory_order_relaxed);
+  }
+  void work_until(Nanoseconds end) const noexcept {
+    while (steady_now() < end && !is_cut_short()) {
+    }
+  }
+
+  const std::atomic<bool>* cut_short_ = nullptr;
 };
 
 /// What one stream's thread knows of its open spans.
@@ -159,7 +177,6 @@ struct FaultyLane {
   const void* stream = nullptr;
   std::array<Open, 32> open;
   std::size_t depth = 0;
-  Sleeper sleeper;
 };
 
 }  // namespace detail
@@ -168,6 +185,15 @@ struct FaultyLane {
 /// are inside the spans, as slow hardware's would be: a slow rank's in the spans that compute, a
 /// slow link's in those of its communication; a collective is as slow as its slowest link, for all
 /// its members. Without faults it costs a branch a span. Copies share their state, as recorders do.
+///
+/// On a host stream a slow rank waits in a loop. That is what a slow processor does: it is busy for
+/// longer, and where ranks share processors, there is less left for the others. Asleep, the rank
+/// would hand its processor on, its peers would run the faster for its slowness, and the scheduler,
+/// which prefers who has slept, would give it back in the middle of their spans. The factor is of
+/// the time by the clock, waits for a processor included, as work that takes longer is interrupted
+/// more often. Links and late hosts wait asleep, and so does the rank of a slow device: none of
+/// them keeps a processor at work.
+///
 /// Not to be captured into graphs: a replay would wait for as long as the first run did.
 template <class Recorder>
 class FaultyRecorder {
@@ -181,14 +207,18 @@ class FaultyRecorder {
   };
 
   FaultyRecorder() = default;
-  /// @param rank  this rank
-  FaultyRecorder(Recorder recorder, int rank, const std::vector<InjectedFault>& faults)
+  /// @param rank       this rank
+  /// @param cut_short  or null; once true, waits end at once and no more begin, so that a run which
+  ///                   is asked to stop can. Outlives all copies
+  FaultyRecorder(Recorder recorder, int rank, const std::vector<InjectedFault>& faults,
+                 const std::atomic<bool>* cut_short = nullptr)
       : recorder_(std::move(recorder)) {
     for (const InjectedFault& fault : faults) {
       const bool here = fault.rank == rank || fault.kind == InjectedFault::Kind::slow_link;
       if (!here) continue;
       if (!state_) state_ = std::make_shared<State>();
       state_->rank = rank;
+      state_->delay = detail::Delay(cut_short);
       state_->faults.push_back(fault);
     }
   }
@@ -201,7 +231,7 @@ class FaultyRecorder {
       state_->step = step;
       for (const InjectedFault& f : state_->faults)
         if (f.kind == InjectedFault::Kind::late_host && step >= f.from_step)
-          state_->host.owe(f.ms * 1e6);
+          state_->delay.asleep(f.ms * 1e6);
     }
     mega::begin_step(recorder_, step);
   }
@@ -227,12 +257,17 @@ class FaultyRecorder {
   void end(S& stream, const Token<T>& token) noexcept requires event_recorder<Recorder, S> {
     if (token.lane != nullptr) {
       using detail::call_in_order;
-      call_in_order(stream, [lane = token.lane, factor = token.slow_down,
+      constexpr bool on_host = requires {
+        stream.run(detail::NoWork{});
+      };
+      call_in_order(stream, [lane = token.lane, delay = state_->delay, factor = token.slow_down,
                              link = token.link_ns]() noexcept {
         if (--lane->depth >= lane->open.size()) return;
         const auto& span = lane->open[lane->depth];
         const auto spent = static_cast<double>(steady_now() - span.begin);
-        lane->sleeper.owe(std::max(0.0, spent - span.inner_ns) * factor + link);
+        const double more = std::max(0.0, spent - span.inner_ns) * factor;
+        on_host ? delay.busy(more) : delay.asleep(more);
+        delay.asleep(link);
         if (lane->depth > 0)
           lane->open[lane->depth - 1].inner_ns += static_cast<double>(steady_now() - span.begin);
       });
@@ -253,7 +288,7 @@ class FaultyRecorder {
     int rank = 0;
     std::vector<InjectedFault> faults;
     std::int64_t step = 0;
-    detail::Sleeper host;
+    detail::Delay delay;
     std::vector<std::unique_ptr<detail::FaultyLane>> lanes;
   };
 

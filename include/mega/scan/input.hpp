@@ -342,17 +342,21 @@ constexpr std::size_t tar_block = 512;
   return {};
 }
 
-template <class Visit>
-void visit_text(Source& source, Visit& visit);
+/// Sentences on what was not visited.
+using Remarks = std::vector<std::string>;
 
 template <class Visit>
-void visit_tar(Source& archive, Visit& visit) {
+void visit_text(Source& source, Visit& visit, Remarks& remarks);
+
+template <class Visit>
+void visit_tar(Source& archive, Visit& visit, Remarks& remarks) {
   constexpr std::uint64_t name_limit = std::uint64_t{1} << 20U;
   std::string long_name;
   std::uint64_t long_size = 0;
+  bool cut = false;  // within a member, whose reader says so
   while (archive.look(tar_block).size() >= tar_block) {
     const std::string_view header = archive.at_hand().substr(0, tar_block);
-    if (header.find_first_not_of('\0') == std::string_view::npos) break;
+    if (header.find_first_not_of('\0') == std::string_view::npos) return;  // the end mark
     std::string name = tar_text(header.substr(0, 100));
     const std::string prefix = tar_text(header.substr(345, 155));
     if (!prefix.empty() && header.substr(257, 6) == std::string_view("ustar\0", 6))
@@ -386,32 +390,38 @@ void visit_tar(Source& archive, Visit& visit) {
     auto reader = std::make_unique<MemberReader>(archive, size);
     MemberReader& member = *reader;
     Source source(archive.name() + ":" + name, std::move(reader));
-    if (type == '0' || type == '\0') visit_text(source, visit);
+    if (type == '0' || type == '\0') visit_text(source, visit, remarks);
     member.finish();
+    cut = !member.damage().empty();
     rest.finish();
   }
+  if (cut) return;
+  const std::string damage = archive.damage();
+  remarks.push_back(sentence(archive.name(), " ends without an end mark",
+                             damage.empty() ? "" : sentence(" (", damage, ")"),
+                             ": files may be missing in it"));
 }
 
 /// Calls `visit` with what is inside gzip and tar.
 template <class Visit>
-void visit_text(Source& source, Visit& visit) {
+void visit_text(Source& source, Visit& visit, Remarks& remarks) {
   const std::string_view head = source.look(tar_block);
   if (looks_like_gzip(head)) {
     Source text(source.name(), std::make_unique<GzipReader>(source));
     if (looks_like_tar(text.look(tar_block))) {
-      visit_tar(text, visit);
+      visit_tar(text, visit, remarks);
     } else {
       visit(text);
     }
   } else if (looks_like_tar(head)) {
-    visit_tar(source, visit);
+    visit_tar(source, visit, remarks);
   } else {
     visit(source);
   }
 }
 
 template <class Visit>
-void visit_file(const std::filesystem::path& path, Visit& visit) {
+void visit_file(const std::filesystem::path& path, Visit& visit, Remarks& remarks) {
   const bool standard_input = path == "-";
   const Descriptor file(standard_input ? 0 : ::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   const std::string name = standard_input ? "standard input" : path.string();
@@ -422,31 +432,81 @@ void visit_file(const std::filesystem::path& path, Visit& visit) {
   const Mapping mapping(file.number(), regular ? static_cast<std::size_t>(info.st_size) : 0);
   if (!mapping.view().empty()) {
     Source source(name, mapping.view());
-    return visit_text(source, visit);
+    return visit_text(source, visit, remarks);
   }
   Source source(name, std::make_unique<DescriptorReader>(file.number()));
-  visit_text(source, visit);
+  visit_text(source, visit, remarks);
 }
+
+/// "a", "a and b", "a, b, c and 4 more"
+[[nodiscard]] inline std::string listed(const std::vector<std::string>& names) {
+  constexpr std::size_t most = 3;
+  std::string out;
+  for (std::size_t i = 0; i < std::min(most, names.size()); ++i) {
+    const bool last = i + 1 == names.size();
+    out += sentence(i == 0 ? "" : last ? " and " : ", ", names[i]);
+  }
+  if (names.size() > most) out += sentence(" and ", names.size() - most, " more");
+  return out;
+}
+
+/// Names in a folder, sorted.
+struct FolderContent {
+  explicit FolderContent(const std::filesystem::path& path) {
+    namespace fs = std::filesystem;
+    std::error_code fault;
+    for (fs::directory_iterator entry(path, fault), end; !fault && entry != end;
+         entry.increment(fault)) {
+      std::error_code unknown;  // as of a link to nothing
+      const std::string name = entry->path().filename().string();
+      if (entry->is_directory(unknown)) {
+        if (!name.starts_with('.')) folders.push_back(name);
+      } else {
+        (entry->is_regular_file(unknown) ? files : others).push_back(name);
+      }
+    }
+    expects(!fault, ErrorCode::bad_input,
+            [&] { return sentence(path.string(), " cannot be read: ", fault.message()); });
+    for (std::vector<std::string>* const names : {&files, &folders, &others}) {
+      std::sort(names->begin(), names->end(), [](const std::string& a, const std::string& b) {
+        return a.size() != b.size() ? a.size() < b.size() : a < b;
+      });
+    }
+  }
+  std::vector<std::string> files, folders, others;
+};
 
 }  // namespace detail
 
 /// Calls `visit(Source&)` for every text that `path` names: a file, "-" for standard input, every
 /// regular file of a directory (shorter names first, then by character, so that "dump_10" comes
 /// after "dump_9"), every regular member of a tar archive. gzip is recognised by its first bytes
-/// at each of these places.
+/// at each of these places. Directories within a directory are not searched.
+/// @return sentences on what was not visited: directories, what is no file, lost ends of archives
 /// @throws Error(bad_input) if the path cannot be read; damage inside is the source's damage()
 template <class Visit>
-void for_each_source(const std::filesystem::path& path, Visit visit) {
+std::vector<std::string> for_each_source(const std::filesystem::path& path, Visit visit) {
+  detail::Remarks remarks;
   std::error_code fault;
-  if (!std::filesystem::is_directory(path, fault)) return detail::visit_file(path, visit);
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(path)) {
-    if (entry.is_regular_file()) names.push_back(entry.path().string());
+  if (!std::filesystem::is_directory(path, fault)) {
+    detail::visit_file(path, visit, remarks);
+    return remarks;
   }
-  std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
-    return a.size() != b.size() ? a.size() < b.size() : a < b;
-  });
-  for (const std::string& name : names) detail::visit_file(name, visit);
+  const detail::FolderContent content(path);
+  if (!content.folders.empty()) {
+    remarks.push_back(sentence(content.folders.size() == 1 ? "the folder " : "the folders ",
+                               detail::listed(content.folders), " in ", path.string(),
+                               content.folders.size() == 1 ? " was" : " were",
+                               " not searched: name what belongs to the job"));
+  }
+  if (!content.others.empty()) {
+    remarks.push_back(
+        sentence(detail::listed(content.others), " in ", path.string(),
+                 content.others.size() == 1 ? " is no file and was" : " are no files and were",
+                 " passed over"));
+  }
+  for (const std::string& name : content.files) detail::visit_file(path / name, visit, remarks);
+  return remarks;
 }
 
 }  // namespace mega::inline v0::scan

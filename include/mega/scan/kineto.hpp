@@ -175,9 +175,6 @@ class KinetoImporter {
     }
     if (json_.cut() || !source_.damage().empty()) {
       ++t_.defects.truncated_files;
-      const std::string damage = source_.damage();
-      t_.notes.push_back(
-          sentence(source_.name(), " ends early", damage.empty() ? "" : sentence(": ", damage)));
     }
     close_open_spans();
     name_lanes();
@@ -295,6 +292,10 @@ class KinetoImporter {
       if (key.raw == "rank") {
         std::int64_t rank = -1;
         if (json_.number(rank) && is_rank(rank)) declared_rank_ = static_cast<std::int32_t>(rank);
+      } else if (key.raw == "world_size") {
+        std::int64_t world = -1;
+        if (json_.number(world) && is_rank(world))
+          t_.ranks[rank_index_].world = static_cast<std::int32_t>(world);
       } else if (key.raw == "pg_config" && json_.kind() == JsonScanner::Kind::array) {
         json_.enter();
         for (json_.start_record(); json_.next_element(); json_.start_record()) {
@@ -777,27 +778,24 @@ class KinetoImporter {
 
   void settle_rank() {
     Rank& own = t_.ranks[rank_index_];
-    const auto taken = [&](std::int32_t rank) {
+    own.rank = options_.rank >= 0 ? options_.rank : declared_rank_;
+    if (own.rank >= 0) return;
+    // Another file may be a part of the same rank's recording, but not if it has the number by its
+    // place.
+    const auto taken = [&](std::int32_t rank, bool by_name) {
       for (std::size_t r = 0; r < t_.ranks.size(); ++r) {
-        if (r != rank_index_ && t_.ranks[r].rank == rank) return true;
+        const Rank& other = t_.ranks[r];
+        const bool is_part = by_name && rank_in_name(other.source) == rank;
+        if (r != rank_index_ && other.rank == rank && !is_part) return true;
       }
       return false;
     };
-    own.rank = options_.rank >= 0 ? options_.rank : declared_rank_;
-    if (own.rank >= 0) {
-      if (taken(own.rank)) {
-        t_.notes.push_back(sentence(own.source, " says that it is rank ", own.rank,
-                                    ", as another file does; their operations may be matched ",
-                                    "wrongly"));
-      }
-      return;
-    }
     ++t_.defects.rank_guessed;
     own.rank = rank_in_name(own.source);
-    const bool by_name = own.rank >= 0 && !taken(own.rank);
+    const bool by_name = own.rank >= 0 && !taken(own.rank, true);
     if (!by_name) {
       own.rank = static_cast<std::int32_t>(rank_index_);
-      while (taken(own.rank)) ++own.rank;
+      while (taken(own.rank, false)) ++own.rank;
     }
     t_.notes.push_back(
         sentence(own.source, " does not say its rank; ", own.rank,

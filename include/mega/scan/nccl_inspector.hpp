@@ -50,13 +50,16 @@ class NcclInspectorImport {
 
   void run() {
     std::string_view line;
+    bool cut = false;
     while (next_line(source_, line)) {
       if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
       Defects defects;
       const PlainDocument record = read_plain_json(line, source_.name(), defects);
       t_.defects.not_a_number += defects.not_a_number;
-      if (defects.truncated_files > 0 || !read(record)) ++t_.defects.malformed_records;
+      cut = defects.truncated_files > 0;
+      if (cut || !read(record)) ++t_.defects.malformed_records;
     }
+    if (cut) ++t_.defects.truncated_files;  // the last one, if any
     finish();
   }
 

@@ -44,6 +44,8 @@ void write_own_format(const Trace& trace, TableIndex rank, Sink&& sink) {
   info.pipeline = of.pipeline;
   info.tensor = of.tensor;
   info.clock = of.clock;
+  info.host = of.host;
+  info.processors = of.processors;
   info.cost_ns_per_event = trace.completeness.cost_ns_per_event;
   lines.header(info);
   std::vector<std::int64_t> lane_of(trace.lanes.size(), -1);
@@ -127,7 +129,7 @@ class OwnFormatImport {
   struct Line {
     What what = What::nothing;
     std::int64_t number = 0;  // of the lane, group or version; begin; records
-    std::int64_t rank = -1, data = -1, pipeline = -1, tensor = -1;
+    std::int64_t rank = -1, world = -1, data = -1, pipeline = -1, tensor = -1;
     double cost_ns = 0;
     std::int64_t process = 0, track = std::numeric_limits<std::int64_t>::min(), dropped = 0;
     std::int64_t duration = 0, lane = -1, step = -1, microbatch = -1, chunk = -1;
@@ -137,8 +139,8 @@ class OwnFormatImport {
     EventKind kind = EventKind::other;
     CommunicationOp op = CommunicationOp::unknown;
     bool op_said = false;
-    bool host = false;
-    std::string clock, label;
+    bool on_host = false;
+    std::string clock, host, processors, label;
     std::vector<std::int32_t> ranks;
   };
 
@@ -178,6 +180,7 @@ class OwnFormatImport {
     if (key == "device") return first(What::device);
     if (key == "recorded") return first(What::totals);
     if (key == "rank") return number(line_.rank);
+    if (key == "world") return number(line_.world);
     if (key == "data") return number(line_.data);
     if (key == "pipeline") return number(line_.pipeline);
     if (key == "tensor") return number(line_.tensor);
@@ -191,10 +194,14 @@ class OwnFormatImport {
     if (key == "limits") return number(line_.limits);
     if (key == "clock") {
       line_.clock = text(s);
+    } else if (key == "host") {
+      line_.host = text(s);
+    } else if (key == "processors") {
+      line_.processors = text(s);
     } else if (key == "label" || key == "name") {
       line_.label = text(s);
     } else if (key == "kind") {
-      line_.host = text(s) == "host";
+      line_.on_host = text(s) == "host";
     } else if (key == "cost_ns") {
       const std::string_view spelled = s.token();
       double cost = 0;
@@ -255,10 +262,13 @@ class OwnFormatImport {
     rank_ = static_cast<TableIndex>(t_.ranks.size());
     Rank rank;
     rank.rank = options_.rank >= 0 ? options_.rank : as_index(line_.rank);
+    rank.world = as_index(line_.world);
     rank.data = as_index(line_.data);
     rank.pipeline = as_index(line_.pipeline);
     rank.tensor = as_index(line_.tensor);
     rank.clock = line_.clock;
+    rank.host = line_.host;
+    rank.processors = line_.processors;
     rank.source = source_.name();
     t_.ranks.push_back(std::move(rank));
     if (line_.cost_ns > t_.completeness.cost_ns_per_event)
@@ -271,7 +281,7 @@ class OwnFormatImport {
     lane.rank = rank_;
     lane.process = line_.process;
     lane.track = line_.track == Line{}.track ? line_.number : line_.track;
-    lane.kind = line_.host ? LaneKind::host : LaneKind::device;
+    lane.kind = line_.on_host ? LaneKind::host : LaneKind::device;
     lane.label = line_.label;
     if (!lanes_.try_emplace(line_.number, static_cast<TableIndex>(t_.lanes.size())).second)
       return false;

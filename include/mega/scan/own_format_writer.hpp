@@ -2,10 +2,11 @@
 ///
 /// The first line says who recorded, by which clock and at which cost; lanes, groups and clock
 /// anchors have lines before the first event that refers to them; then a line an event; the last
-/// line counts what was recorded and dropped. A file without its last line was cut off.
+/// line counts what was recorded and dropped. A file without its last line was cut off. "host" and
+/// "processors" are left out where they are unknown.
 ///
-///   {"mega_trace":1,"rank":3,"world":8,"data":1,"pipeline":0,"tensor":1,"clock":"host","interval":1,
-///    "cost_ns":21.5}
+///   {"mega_trace":1,"rank":3,"world":8,"data":1,"pipeline":0,"tensor":1,"clock":"host",
+///    "host":"node7","processors":"0-3,8","interval":1,"cost_ns":21.5}
 ///   {"lane":0,"label":"compute"}        may have "kind":"host", "process", "track"
 ///   {"group":0,"name":"dp","ranks":[1,3]}
 ///   {"anchor":812345678901,"realtime":1712195495505582988,"width":120}
@@ -57,6 +58,8 @@ class OwnFormatLines {
     some("pipeline", info.pipeline);
     some("tensor", info.tensor);
     words("clock", info.clock);
+    if (!info.host.empty()) words("host", info.host);
+    if (!info.processors.empty()) words("processors", info.processors);
     number("interval", info.interval);
     text_ += ",\"cost_ns\":";
     std::array<char, 32> digits{};

@@ -72,6 +72,8 @@ struct RecordingInfo {
   std::int32_t world = 1;
   std::int32_t data = -1, pipeline = -1, tensor = -1;
   std::string clock;             ///< recordings with equal names read one clock
+  std::string host;              ///< name of the machine; empty: unknown
+  std::string processors;        ///< see Rank::processors
   std::int64_t interval = 1;     ///< every how-many-eth step is recorded
   double cost_ns_per_event = 0;  ///< of the thread that records, measured at start
 };
@@ -147,6 +149,8 @@ class TraceCollector {
       made.pipeline = info.pipeline;
       made.tensor = info.tensor;
       made.clock = info.clock;
+      made.host = info.host;
+      made.processors = info.processors;
       to_.trace_.ranks.push_back(std::move(made));
       auto& cost = to_.trace_.completeness.cost_ns_per_event;
       cost = cost > info.cost_ns_per_event ? cost : info.cost_ns_per_event;

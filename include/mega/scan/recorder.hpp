@@ -45,17 +45,41 @@ struct RecorderOptions {
       .count();
 }
 
+namespace detail {
+
+/// What follows `key` in the first line of a small file that begins with it; empty where there is
+/// no such line.
+[[nodiscard]] inline std::string read_line(const char* path, std::string_view key = {}) {
+  std::string found;
+  std::FILE* const file = std::fopen(path, "r");
+  if (file == nullptr) return found;
+  std::array<char, 4096> line{};
+  while (std::fgets(line.data(), static_cast<int>(line.size()), file) != nullptr) {
+    std::string_view text(line.data());
+    if (!text.starts_with(key)) continue;
+    text.remove_prefix(key.size());
+    const std::size_t begin = std::min(text.find_first_not_of(" \t"), text.size());
+    found = text.substr(begin, text.find('\n') - begin);
+    break;
+  }
+  std::fclose(file);
+  return found;
+}
+
+}  // namespace detail
+
 /// Names the clock of steady_now(): equal in all processes of a booted machine.
 [[nodiscard]] inline std::string steady_clock_name() {
-  std::array<char, 64> boot{};
-  if (std::FILE* const file = std::fopen("/proc/sys/kernel/random/boot_id", "r")) {
-    if (std::fgets(boot.data(), static_cast<int>(boot.size()), file) == nullptr) boot[0] = '\0';
-    std::fclose(file);
-  }
-  std::string name(boot.data());
-  while (!name.empty() && name.back() == '\n') name.pop_back();
+  const std::string boot = detail::read_line("/proc/sys/kernel/random/boot_id");
   // Without a name nothing is claimed of other processes.
-  return name.empty() ? name : "steady " + name;
+  return boot.empty() ? boot : "steady " + boot;
+}
+[[nodiscard]] inline std::string host_name() {
+  return detail::read_line("/proc/sys/kernel/hostname");
+}
+/// On which the calling thread may run, as Rank::processors has them.
+[[nodiscard]] inline std::string own_processors() {
+  return detail::read_line("/proc/thread-self/status", "Cpus_allowed_list:");
 }
 
 /// The steady clock against the real time: the narrowest of a few brackets.
@@ -88,6 +112,7 @@ class Recording {
       : options_(options), info_(std::move(info)), sink_(std::move(sink)) {
     info_.interval = options.interval;
     if (info_.clock.empty()) info_.clock = steady_clock_name();
+    if (info_.host.empty()) info_.host = host_name();
   }
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
@@ -334,6 +359,7 @@ class HostRecording final : public Recording {
 
   HostRecording(RecordingInfo info, std::unique_ptr<RecordSink> sink, RecorderOptions options)
       : Recording(std::move(info), std::move(sink), options), anchors_(64) {
+    if (info_.processors.empty()) info_.processors = own_processors();
     info_.cost_ns_per_event = calibrate();
     start();
   }

@@ -161,9 +161,26 @@ struct Lane {
 struct Rank {
   std::int32_t rank = -1;  ///< global rank
   std::int32_t data = -1, pipeline = -1, tensor = -1;
-  std::string clock;     ///< ranks with the same non-empty name read one clock, says the recorder
-  std::string source;    ///< file, as given by the user
-  bool missing = false;  ///< the job had it, but its dump is absent or empty: evidence in itself
+  std::string clock;       ///< ranks with the same non-empty name read one clock, says the recorder
+  std::string host;        ///< name of its machine; empty: unknown
+  std::string processors;  ///< of the host, on which its spans may have run, as Linux lists them:
+                           ///< "0-3,8"; empty: unknown, or a device's spans
+  std::string source;      ///< file, as given by the user
+  bool missing = false;    ///< the job had it, but its dump is absent or empty: evidence in itself
+  std::int32_t world = -1;  ///< how many ranks the job has, says the file
+};
+
+/// What one file added to a trace, by which files of one job are told from those of several.
+struct ImportedFile {
+  std::string name;
+  std::vector<std::int32_t> ranks;  ///< sorted global ranks, where they are known
+  std::string clock;                ///< of its first rank
+  std::size_t events = 0;
+  std::uint64_t digest = 0;        ///< of times and names of the events
+  Nanoseconds begin = 0, end = 0;  ///< of all events
+  std::int32_t first_step = -1, last_step = -1;
+  bool says_ranks = false;  ///< they stand in the file; neither its name nor the user was asked
+  bool is_dump = false;     ///< the state of one moment: a rank has one
 };
 
 /// How far a rank came in a group, as the rank's own runtime says; -1 where it does not.
@@ -282,9 +299,12 @@ struct Trace {
   std::vector<TableIndex> outstanding;     ///< communications that never completed, as enqueued;
                                            ///< their events end where they begin
   std::vector<DeviceState> device_states;  ///< in the order of each rank's time
+  std::vector<ImportedFile> files;         ///< in the order in which they were imported
   Defects defects;
   Completeness completeness;
-  std::vector<std::string> notes;  ///< sentences for the user: what was guessed or passed over
+  std::vector<std::string> warnings;  ///< sentences for the user: what is missing of the input, so
+                                      ///< that all that is found may be wrong
+  std::vector<std::string> notes;     ///< of less weight: what was guessed or passed over
 
   Trace() = default;
   Trace(Trace&&) = default;

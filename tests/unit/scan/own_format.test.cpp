@@ -29,6 +29,8 @@ void check_equal(const Trace& a, const Trace& b) {
     CHECK(a.ranks[r].pipeline == b.ranks[r].pipeline);
     CHECK(a.ranks[r].tensor == b.ranks[r].tensor);
     CHECK(a.ranks[r].clock == b.ranks[r].clock);
+    CHECK(a.ranks[r].host == b.ranks[r].host);
+    CHECK(a.ranks[r].processors == b.ranks[r].processors);
   }
   REQUIRE(a.lanes.size() == b.lanes.size());
   for (std::size_t l = 0; l < a.lanes.size(); ++l) {
@@ -99,6 +101,8 @@ void record_into(RecordSink& sink) {
   info.pipeline = 0;
   info.tensor = 1;
   info.clock = "steady \"boot\" 1\\2";
+  info.host = "node \"7\"";
+  info.processors = "0-3,8";
   info.cost_ns_per_event = 21.100000000000001;
   sink.start(info);
   sink.lane(0, "compute \xE2\x86\x92\n\t\x01");

@@ -11,6 +11,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <cstddef>
@@ -201,16 +202,106 @@ TEST_CASE("scan: faults are read from text, and refused with what is valid") {
   CHECK(faults[1].from_step == 7);
   CHECK(faults[2].ms == 5);
   CHECK(parse_faults("", 4).empty());
-  for (const char* wrong :
-       {"slow-rank=4,factor=2", "slow-rank=1", "slow-rank=1,factor=0.5", "slow-rank=1,factor=x",
-        "slow-link=2,factor=2", "slow-link=2-2,factor=2", "late-host=1,factor=2", "fast-rank=1",
-        "slow-rank=1,factor=nan", "slow-rank=1.5,factor=2", "factor=2", "slow-rank=-1,factor=2",
-        "slow-rank=1,factor=1e12", "slow-rank=1,factor=1e300", "late-host=1,ms=1e99",
-        "late-host=1,ms=-1", "slow-rank=1,factor=2,from-step=-1",
-        "slow-rank=1,factor=2,from-step=1.5", "slow-rank=1,factor=2,from-step=1e300"}) {
+  for (const char* wrong : {"slow-rank=4,factor=2",
+                            "slow-rank=1",
+                            "slow-rank=1,factor=0.5",
+                            "slow-rank=1,factor=x",
+                            "slow-link=2,factor=2",
+                            "slow-link=2-2,factor=2",
+                            "late-host=1,factor=2",
+                            "fast-rank=1",
+                            "slow-rank=1,factor=nan",
+                            "slow-rank=1.5,factor=2",
+                            "factor=2",
+                            "slow-rank=-1,factor=2",
+                            "slow-rank=1,factor=1e12",
+                            "slow-rank=1,factor=1e300",
+                            "late-host=1,ms=1e99",
+                            "late-host=1,ms=-1",
+                            "slow-rank=1,factor=2,from-step=-1",
+                            "slow-rank=1,factor=2,from-step=1.5",
+                            "slow-rank=1,factor=2,from-step=1e300",
+                            "slow-rank=1,slow-rank=2,factor=2",
+                            "slow-rank=1,factor=2;;late-host=1,ms=5",
+                            ";"}) {
     CAPTURE(wrong);
     CHECK_THROWS_AS((void)parse_faults(wrong, 4), Error);
   }
+  for (const auto& [wrong, says] : std::map<std::string, std::string>{
+           {"slow-rank=1,factor=2,factor=3", "says factor twice"},
+           {"late-host=1,ms=2,ms=2", "says ms twice"},
+           {"slow-link=0-1,from-step=1,factor=2,from-step=0", "says from-step twice"}}) {
+    CAPTURE(wrong);
+    CHECK_THROWS_WITH_AS((void)parse_faults("late-host=1,ms=5;" + wrong, 4),
+                         doctest::Contains(("the fault '" + wrong + "' " + says).c_str()), Error);
+  }
+  // Each fault has its own.
+  CHECK(parse_faults("slow-rank=1,factor=2;slow-rank=1,factor=3,from-step=5", 4).size() == 2);
+}
+
+TEST_CASE("scan: each span of a slow rank is longer by the factor, none at the cost of another") {
+  TraceCollector collector;
+  HostRecorder inner({}, collector.sink());
+  FaultyRecorder<HostRecorder> recorder(inner, 0, parse_faults("slow-rank=0,factor=1.5", 1));
+  host::Stream stream;
+  recorder.begin_step(0);
+  std::vector<Nanoseconds> worked;
+  // From spans that are shorter than any sleep to those that a scheduler may interrupt.
+  for (int i = 0; i < 300; ++i) {
+    const Nanoseconds least = i % 3 == 0 ? 1'500 : i % 3 == 1 ? 30'000 : 900'000;
+    const ScopedSpan span(recorder, stream, SpanInfo{.name = "op", .kind = SpanKind::compute});
+    const Nanoseconds begin = steady_now();
+    while (steady_now() < begin + least) continue;
+    worked.push_back(steady_now() - begin);
+  }
+  inner.close();
+  const Trace& t = collector.trace();
+  REQUIRE(t.events.size() == worked.size());
+  for (std::size_t i = 0; i < worked.size(); ++i) {
+    CAPTURE(i);
+    // What is added is cut to whole nanoseconds.
+    CHECK(static_cast<double>(t.events[i].duration()) + 1 >= 1.5 * static_cast<double>(worked[i]));
+  }
+}
+
+TEST_CASE("scan: faults end when the run is to stop, and no more begin") {
+  std::atomic<bool> stop{false};
+  HostRecorder none;
+  host::Stream stream;
+  // A minute each; the slow rank's follows from its work.
+  FaultyRecorder<HostRecorder> recorder(
+      none, 0, parse_faults("late-host=0,ms=60000;slow-rank=0,factor=1000", 2), &stop);
+  const Nanoseconds begin = steady_now();
+  std::thread signal([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    stop = true;
+  });
+  recorder.begin_step(0);
+  const Nanoseconds stopped = steady_now();
+  CHECK(stopped - begin >= 100'000'000);
+  for (int i = 0; i < 3; ++i) {
+    recorder.begin_step(i);
+    const ScopedSpan span(recorder, stream, SpanInfo{.name = "op", .kind = SpanKind::compute});
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  }
+  signal.join();
+  CHECK(steady_now() - begin < Nanoseconds{30'000'000'000});
+  // In the middle of a slow span, too.
+  stop = false;
+  FaultyRecorder<HostRecorder> slow(none, 0, parse_faults("slow-rank=0,factor=1000", 1), &stop);
+  std::thread again([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    stop = true;
+  });
+  const Nanoseconds slow_begin = steady_now();
+  {
+    slow.begin_step(0);
+    const ScopedSpan span(slow, stream, SpanInfo{.name = "op", .kind = SpanKind::compute});
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  }
+  again.join();
+  CHECK(steady_now() - slow_begin >= 200'000'000);
+  CHECK(steady_now() - slow_begin < Nanoseconds{30'000'000'000});
 }
 
 TEST_CASE("scan: a slow rank's spans are longer by the factor, its waits are not") {
@@ -254,7 +345,7 @@ TEST_CASE("scan: a slow rank's spans are longer by the factor, its waits are not
 }
 
 TEST_CASE("scan: a slow link holds back what crosses it, and nothing else") {
-  constexpr int ranks = 3, steps = 4;
+  constexpr int ranks = 3, steps = 2;
   constexpr std::int64_t bytes = 4'000'000;
   TraceCollector collector;
   std::barrier together(ranks);
@@ -263,8 +354,8 @@ TEST_CASE("scan: a slow link holds back what crosses it, and nothing else") {
     info.rank = threads.rank();
     HostRecorder inner(info, collector.sink());
     using Recorder = FaultyRecorder<HostRecorder>;
-    // 20 us + 4 MB at 2 GB/s is 2.02 ms; 101 times that is 202 ms more.
-    Recorder recorder(inner, threads.rank(), parse_faults("slow-link=0-1,factor=101", ranks));
+    // 20 us + 4 MB at 2 GB/s is 2.02 ms; 501 times that is 1.01 s more.
+    Recorder recorder(inner, threads.rank(), parse_faults("slow-link=0-1,factor=501", ranks));
     TracedComm<ThreadComm, Recorder> world(threads, recorder);
     host::Stream stream;
     const auto next = (world.rank() + 1) % ranks, last = (world.rank() + 2) % ranks;
@@ -293,8 +384,8 @@ TEST_CASE("scan: a slow link holds back what crosses it, and nothing else") {
     // A starved thread makes some sends slow, a slow link all of them.
     const double fastest = *std::min_element(times.begin(), times.end());
     if (rank == 0)
-      CHECK(fastest >= 202);
+      CHECK(fastest >= 1010);
     else
-      CHECK(fastest < 202);
+      CHECK(fastest < 1010);
   }
 }
