@@ -8,20 +8,26 @@
 #   --limit    seconds after which a run is killed; default 300
 #   --steps    timed steps of a run; default 12
 # Environment:
-#   PEER       PyTorch program with the options of the table below; default none: only ours runs
+#   PEER       PyTorch program of the user's own, see below; default none: only ours runs
 #   PYTHON     default python3
-#   GPU_STEP   default build/bin/bench_gpu_step below the root of the tree
+#   GPU_STEP   default build-cuda/bin/bench_gpu_step below the root of the tree, which the preset
+#              cuda builds
 #   GPU_STEP_FLAGS  more flags for ours; default --tune
 #   TUNED      file that keeps the algorithms of matrix products between our runs; default none
 #   OUT        where compare_gpu.log goes, with every line that the programs print; default here
 #
-# The peer waits for its GPU after every step, so ours reads its loss after every step. Exit code 0:
-# every run that was wanted has given its line.
+# A peer trains the model of that name, on random tokens, and takes: --model NAME, --seq T,
+# --micro-batch B, --steps N and --sdpa flash|cudnn|default; for workloads of several GPUs also
+# --parallel ddp|fsdp|pp, --num-micro K, --split LAYERS,LAYERS and --schedule 1F1B, and then
+# torch.distributed.run starts it, one process a GPU. It prints one line
+#   peer=NAME ... tokens_per_s=NUMBER ... peak_gib=NUMBER ...
+# whose tokens are those of all GPUs, and ends with 0. It is to wait for its GPU after every step, so
+# ours reads its loss after every step. Exit code 0: every run that was wanted has given its line.
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${PYTHON:-python3}
-gpu_step=${GPU_STEP:-$root/build/bin/bench_gpu_step}
+gpu_step=${GPU_STEP:-$root/build-cuda/bin/bench_gpu_step}
 read -ra more_flags <<<"${GPU_STEP_FLAGS---tune}"
 repeats=1 limit=300 steps=12
 log=$(realpath "${OUT:-.}")/compare_gpu.log
@@ -82,7 +88,7 @@ find_workload() {
 for name in "${chosen[@]}"; do
   find_workload "$name" >/dev/null || die "there is no workload $name; --list names them"
 done
-[[ -x $gpu_step ]] || die "$gpu_step is no program; build the target bench_gpu_step or set GPU_STEP"
+[[ -x $gpu_step ]] || die "$gpu_step is no program; build the preset cuda, or set GPU_STEP"
 if [[ -z ${PEER:-} ]]; then
   echo "PEER is not set, so no peer runs beside ours and there are no ratios."
 elif [[ ! -f $PEER ]]; then

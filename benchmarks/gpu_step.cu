@@ -130,7 +130,7 @@ void settle(CLI::App& app, CommandLine& line) {
                                   "; use built-in");
                 });
   mega::expects(o.traced_steps == 0 || can_trace, mega::ErrorCode::usage,
-                "--kernels needs a build with MEGA_GPU_STEP_CUPTI");
+                "--kernels needs a build where the toolkit's cupti.h is");
 }
 
 [[nodiscard]] double median(std::vector<double> values) {
@@ -237,6 +237,8 @@ void print_kernels(const Options& o, const KernelTable& t, const Floors& floors)
     if (by_group[g] > 0) std::printf(" %12.1f %8.2f", by_group[g], t.group_us[g] / by_group[g]);
     std::printf("\n");
   }
+  // Groups less this and with idle time are the step.
+  std::printf("%-26s %12.1f %8.2f\n", "two kernels at once", -t.overlap_us, percent(-t.overlap_us));
   std::printf("%-26s %12.1f %8.2f\n", "idle GPU", t.step_us - t.busy_us,
               percent(t.step_us - t.busy_us));
   std::printf("%-26s %12.1f %8.2f\n", "idle compute stream", t.step_us - t.compute_busy_us,
@@ -290,6 +292,7 @@ void print_kernels(const Options& o, const KernelTable& t, const Floors& floors)
   out["traced"] = {{"steps", o.traced_steps},
                    {"step_us", t.step_us},
                    {"busy_us", t.busy_us},
+                   {"overlap_us", t.overlap_us},
                    {"compute_stream_busy_us", t.compute_busy_us}};
   for (std::size_t g = 0; g < by_group.size(); ++g)
     out["groups"][std::string(kernel_group_names[g])] = {{"us", t.group_us[g]},

@@ -20,7 +20,7 @@ VENDOR_HEADERS = ("comm/detail/nccl_calls.hpp", "comm/detail/process_ends.hpp",
                   "nn/detail/cudnn_graph.hpp", "scan/cuda_recorder.hpp")
 
 # Headers that need a package, or that not every trainer needs: included by name, never by mega.hpp.
-OPT_IN = ("nn/blas.hpp", "nn/cublas.hpp", "nn/cublas_lt.hpp", "nn/cudnn_attention.hpp",
+OPT_IN = ("nn/attention_limits.hpp", "nn/blas.hpp", "nn/cublas.hpp", "nn/cublas_lt.hpp", "nn/cudnn_attention.hpp",
           "nn/detail/cudnn_graph.hpp", "comm/device_channel.hpp", "comm/device_self.hpp",
           "comm/mpi.hpp", "comm/nccl.hpp", "comm/nccl_process.hpp", "comm/bootstrap.hpp", "comm/emulated_link.hpp",
           "comm/control_channel.hpp", "comm/detail/", "train/share_algorithms.hpp",
@@ -31,7 +31,8 @@ OPT_IN = ("nn/blas.hpp", "nn/cublas.hpp", "nn/cublas_lt.hpp", "nn/cudnn_attentio
           "train/stall_meter.hpp",
           # what plans, draws and explains rather than trains
           "dpp/auto_schedule.hpp", "dpp/balance.hpp", "dpp/cluster_simulator.hpp", "dpp/csv.hpp",
-          "dpp/layout.hpp", "dpp/metrics.hpp", "dpp/passes.hpp", "dpp/svg.hpp", "dpp/timeline.hpp",
+          "dpp/layout.hpp", "dpp/metrics.hpp", "dpp/passes.hpp", "dpp/proof.hpp", "dpp/svg.hpp",
+          "dpp/timeline.hpp",
           "dpp/timeline_json.hpp", "dpp/transfer_order.hpp", "scan/")
 
 # Where modules meet: these may include every module; all others keep to core/ and concepts.hpp.

@@ -143,13 +143,15 @@ struct KernelRow {
   double us = 0;     ///< a step
 };
 
-/// All figures are of one step. Groups add up kernels, so that those of two streams at once count
-/// twice; busy counts them once.
+/// All figures are of one step. Groups add up kernels, so that time in which two run counts twice:
+/// those of two streams, and one that was launched to begin before the one ahead of it has ended.
+/// busy counts it once, so the groups are busy_us + overlap_us.
 struct KernelTable {
   std::vector<KernelRow> rows;  ///< the longest first
   std::array<double, kernel_group_names.size()> group_us{};
   double step_us = 0;          ///< from the first activity to the end of the last
   double busy_us = 0;          ///< something runs
+  double overlap_us = 0;       ///< and again for each one more that runs at that time
   double compute_busy_us = 0;  ///< something runs on the compute stream
 };
 
@@ -195,6 +197,8 @@ template <class Counts>
             [](const KernelRow& a, const KernelRow& b) { return a.us > b.us; });
   table.step_us = static_cast<double>(end - activities.front().start_ns) * us_of_ns;
   table.busy_us = busy_ns(activities, [](const Activity&) { return true; }) * us_of_ns;
+  for (const double us : table.group_us) table.overlap_us += us;
+  table.overlap_us -= table.busy_us;
   table.compute_busy_us =
       busy_ns(activities, [&](const Activity& a) { return a.stream == compute_stream; }) * us_of_ns;
   return table;

@@ -1,5 +1,5 @@
-/// @file  What a GPU did, as CUPTI's activity interface tells it. Compiled in with
-/// MEGA_GPU_STEP_CUPTI, which needs CUPTI to link.
+/// @file  What a GPU did, as CUPTI's activity interface tells it. Compiled in where CUPTI's header
+/// is, and then needs CUPTI to link.
 #pragma once
 #include "kernel_table.hpp"
 #include <mega/core/error.hpp>
@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#ifdef MEGA_GPU_STEP_CUPTI
+#if __has_include(<cupti.h>)
 #include <cupti.h>
 
 #include <cstddef>
@@ -22,7 +22,7 @@
 
 namespace gpu_step {
 
-#ifdef MEGA_GPU_STEP_CUPTI
+#if __has_include(<cupti.h>)
 
 inline constexpr bool can_trace = true;
 
@@ -161,7 +161,7 @@ class KernelTrace {
   static void start(int) {
     throw mega::Error(mega::ErrorCode::usage,
                       "this program was built without CUPTI, so it cannot list kernels; build it "
-                      "with MEGA_GPU_STEP_CUPTI or leave --kernels out");
+                      "where the toolkit's cupti.h is, or leave --kernels out");
   }
   [[nodiscard]] static std::vector<Activity> stop() { return {}; }
   [[nodiscard]] static std::uint32_t stream_id(cudaStream_t) { return 0; }

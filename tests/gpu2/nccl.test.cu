@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -139,6 +140,22 @@ TEST_CASE("nccl: collectives of two ranks give the serial result bit for bit") {
     CHECK_THROWS_WITH_AS(comm.all_gather(stream, wrong.device(), wrong.device()),
                          doctest::Contains("6"), mega::Error);
   });
+}
+
+TEST_CASE("nccl: multicast is off unless the environment has it on") {
+  const auto value = [](const char* set) {
+    if (set == nullptr)
+      ::unsetenv("NCCL_NVLS_ENABLE");
+    else
+      ::setenv("NCCL_NVLS_ENABLE", set, 1);
+    mega::run_gpus(1, [](NcclComm&) {});
+    return std::string(std::getenv("NCCL_NVLS_ENABLE"));
+  };
+  const char* before = std::getenv("NCCL_NVLS_ENABLE");
+  const std::string kept = before == nullptr ? "0" : before;
+  CHECK(value("00") == "00");  // off as well: no test is to turn it on
+  CHECK(value(nullptr) == "0");
+  CHECK(value(kept.c_str()) == kept);
 }
 
 TEST_CASE("nccl: a barrier holds the stream until all ranks have come") {

@@ -478,7 +478,7 @@ class FirstFault {
 /// all have ended. When a rank throws, all others end at their next call, within the deadline and
 /// the work that their GPUs have queued, and the first exception leaves from here. A rank whose
 /// exception unwinds past streams that wait for other ranks, or frees memory while other GPUs wait
-/// for it, may be held there until the deadline.
+/// for it, may be held there until the deadline. NCCL_NVLS_ENABLE becomes 0 unless it is set.
 template <std::invocable<NcclComm&> F>
 void run_gpus(int ranks, const F& f, GpuOptions options = {}) {
   int gpus = 0;
@@ -486,6 +486,7 @@ void run_gpus(int ranks, const F& f, GpuOptions options = {}) {
   expects(ranks >= 1 && ranks <= gpus, ErrorCode::usage, [&] {
     return sentence("a run of one rank a GPU needs 1 to ", gpus, " ranks here, not ", ranks);
   });
+  detail::leave_multicast_off();
   const auto world = std::make_shared<World>(options.deadline);
   const auto group = detail::group_of_all(world, ranks);
   detail::FirstFault fault;

@@ -15,7 +15,8 @@
 ///
 /// Before CUDA starts, CUDA_DEVICE_MAX_CONNECTIONS becomes 32 unless it is set: with the usual 8
 /// queues, a kernel that waits for a message could stand before the work that the other rank waits
-/// for. CUDA_MODULE_LOADING=EAGER belongs in the environment for the reason of NcclComm.
+/// for. NCCL_NVLS_ENABLE becomes 0 likewise, as in run_gpus(). CUDA_MODULE_LOADING=EAGER belongs in
+/// the environment for the reason of NcclComm.
 #pragma once
 #include <mega/comm/bootstrap.hpp>
 #include <mega/comm/call.hpp>

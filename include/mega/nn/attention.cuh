@@ -8,6 +8,7 @@
 #include <mega/cuda/reduce.cuh>
 #include <mega/cuda/stream.hpp>
 #include <mega/nn/attention.hpp>
+#include <mega/nn/attention_limits.hpp>
 #include <mega/nn/attention_shape.hpp>
 #include <mega/nn/detail/dropout_mask.hpp>
 #include <mega/nn/detail/shape.hpp>
@@ -19,8 +20,6 @@
 namespace mega::inline v0::cuda {
 
 namespace detail {
-
-inline constexpr Index max_head_dim = 128;
 
 /// Tiles of one block of 16 x 16 threads: thread (x, y) has the rows 4 y + i, i < 4, of a product,
 /// and its columns x + 16 j. Dim is head_dim rounded up, filled with zeros; rows of a tile are
@@ -382,9 +381,11 @@ MEGA_KERNEL void __launch_bounds__(AttentionTiles<Dim>::threads)
 /// Calls f.template operator()<Dim>() with the smallest tile that holds head_dim.
 template <class F>
 void with_head_dim(std::string_view op, Index head_dim, const F& f) {
-  expects(head_dim <= max_head_dim, ErrorCode::usage, [&] {
+  constexpr Index largest = attention_limits<float>.head_dim;
+  static_assert(largest == 128);
+  expects(head_dim <= largest, ErrorCode::usage, [&] {
     return sentence(op, ": head dim ", head_dim, " is too large for a GPU's shared memory; use ",
-                    max_head_dim, " or less");
+                    largest, " or less");
   });
   if (head_dim <= 16) return f.template operator()<16>();
   if (head_dim <= 32) return f.template operator()<32>();
@@ -399,9 +400,11 @@ inline AttentionArguments attention_arguments(const nn::AttentionShape& shape,
 }
 
 inline dim3 attention_grid(const nn::AttentionShape& shape, Index heads) {
-  expects(heads <= 65535 && shape.batch <= 65535, ErrorCode::usage, [&] {
+  constexpr AttentionLimits limits = attention_limits<float>;
+  expects(heads <= limits.heads && shape.batch <= limits.samples, ErrorCode::usage, [&] {
     return sentence("attention: ", shape.batch, " samples of ", heads,
-                    " heads are more than a grid holds, 65535 of each");
+                    " heads are more than a grid holds, which is ", limits.samples, " of ",
+                    limits.heads);
   });
   return {grid_x(ceil_div(shape.time, AttentionTiles<16>::rows)), static_cast<unsigned>(heads),
           static_cast<unsigned>(shape.batch)};

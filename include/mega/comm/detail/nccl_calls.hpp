@@ -17,10 +17,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <string_view>
 #include <type_traits>
 
 namespace mega::inline v0::comm::detail {
+
+/// NVLink multicast stays off unless NCCL_NVLS_ENABLE says otherwise: nothing here was tested or
+/// measured with it. NCCL reads the variable once, when it makes its first communicator.
+/// @pre  no other thread changes the environment meanwhile
+inline void leave_multicast_off() {
+  (void)::setenv("NCCL_NVLS_ENABLE", "0", 0);
+}
 
 inline void check_nccl(ncclResult_t status, std::string_view call,
                        SourceLocation at = SourceLocation::current()) {

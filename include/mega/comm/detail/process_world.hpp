@@ -244,6 +244,7 @@ class ProcessWorld {
     try {
       // CUDA starts only now.
       (void)::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+      leave_multicast_off();
       device_ = choose_device();
       word_ = std::make_unique<cuda::Memory>(2 * sizeof(std::int64_t));
       cuda::check(cudaMemset(word_->data(), 0, word_->bytes()), "cudaMemset");

@@ -8,6 +8,7 @@
 #include <mega/cuda/launch.cuh>
 #include <mega/cuda/mma.cuh>
 #include <mega/nn/attention.hpp>
+#include <mega/nn/attention_limits.hpp>
 #include <mega/nn/attention_shape.hpp>
 #include <mega/nn/detail/dropout_mask.hpp>
 
@@ -181,10 +182,15 @@ __device__ inline void drop(float (&score)[M][Tiles][4], std::uint64_t kept, flo
 /// Calls f.template operator()<Dim>() with the smallest tile that holds head_dim.
 template <class F>
 void with_tile_dim(std::string_view op, Index head_dim, const F& f) {
-  expects(head_dim <= 128 && head_dim % 8 == 0, ErrorCode::usage, [&] {
-    return sentence(op, ": head dim ", head_dim,
-                    " does not fit the tensor-core kernels; use a multiple of 8 up to 128");
-  });
+  // Both formats of 16 bits have the same.
+  constexpr AttentionLimits limits = attention_limits<Bfloat16>;
+  static_assert(limits.head_dim == 128);
+  expects(head_dim <= limits.head_dim && head_dim % limits.head_dim_multiple == 0, ErrorCode::usage,
+          [&] {
+            return sentence(op, ": head dim ", head_dim,
+                            " does not fit the tensor-core kernels; use a multiple of ",
+                            limits.head_dim_multiple, " up to ", limits.head_dim);
+          });
   if (head_dim <= 32) return f.template operator()<32>();
   if (head_dim <= 64) return f.template operator()<64>();
   if (head_dim <= 96) return f.template operator()<96>();
