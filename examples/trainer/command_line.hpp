@@ -5,11 +5,16 @@
 
 #include <CLI/CLI.hpp>
 
+#include <charconv>
+#include <cstddef>
 #include <cstdio>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <type_traits>
 #include <vector>
 
 namespace trainer {
@@ -20,6 +25,10 @@ class CommandLine {
   CommandLine(Config& config, const std::string& program, const std::string& what)
       : app_(what, program) {
     app_.get_formatter()->column_width(44);
+    app_.footer(
+        "Exit codes: 0 done, also where SIGTERM or SIGINT asked it to stop, 2 wrong usage or "
+        "input,\n"
+        "3 a rank or its machine failed, 4 a checkpoint, a trace or a log could not be written.");
     describe(config, *this);
   }
 
@@ -30,10 +39,21 @@ class CommandLine {
   }
   template <class T>
   void operator()(const char* names, T& member, const char* help) {
-    app_.add_option(options(names), member, help)
-        ->group(section_)
-        ->capture_default_str()
-        ->multi_option_policy(last);
+    CLI::Option& option = *app_.add_option(options(names), member, help)
+                               ->group(section_)
+                               ->capture_default_str()
+                               ->multi_option_policy(last);
+    if constexpr (std::is_integral_v<T>) {
+      option.check([](const std::string& text) { return wrong_integer<T>(text); });
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      // Where nothing is the default, an empty text is what a script gives whose variable is unset.
+      if (member.empty()) {
+        option.check([](const std::string& text) {
+          return text.empty() ? std::string("an empty text; give it a value or leave it out")
+                              : std::string();
+        });
+      }
+    }
   }
   template <class E, std::size_t N>
   void choice(const char* names, E& member, const Names<E, N>& table, const char* help) {
@@ -80,6 +100,17 @@ class CommandLine {
  private:
   /// A later option wins, so that defaults of a script can be overridden behind them.
   static constexpr CLI::MultiOptionPolicy last = CLI::MultiOptionPolicy::TakeLast;
+
+  /// What is wrong with a text as a T; empty where nothing is. CLI11 itself takes the nearest T for
+  /// a number beyond 64 bits, and 2^64 - 1 for -1.
+  template <class T>
+  static std::string wrong_integer(std::string_view text) {
+    T value{};
+    const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (failed == std::errc() && end == text.data() + text.size()) return {};
+    return mega::sentence("'", text, "' is not a whole number from ", std::numeric_limits<T>::min(),
+                          " to ", std::numeric_limits<T>::max());
+  }
 
   static std::string_view first(std::string_view names) { return names.substr(0, names.find(',')); }
 

@@ -204,7 +204,7 @@ void describe(C& c, Visitor& visit) {
         "forwards that may overtake while the next input is late; 0: none");
   visit("stage-times", c.stage_times,
         "for --schedule auto: forward, input gradient, weight gradient and, if wanted, transfer of "
-        "a chunk, as 2,2,1,0.1; with ; between them one for each stage; empty: measured");
+        "a chunk, as 2,2,1,0.1; with ; between them one for each stage; without it: measured");
   visit("memory-cap", c.memory_cap,
         "activations of a chunk that a rank may hold; 0: adaptive any, auto no more than split "
         "1f1b or dfc");
@@ -275,8 +275,10 @@ void describe(C& c, Visitor& visit) {
   visit("sample-tokens", c.sample_tokens, "tokens of a sampled continuation at the end");
   visit("prompt", c.prompt, "what the continuation continues");
   visit("temperature", c.temperature, "of sampling; 0: the likeliest token");
-  visit("dry-run", c.dry_run,
-        "print layout, parameters and planned bytes of every rank, then stop");
+  visit(
+      "dry-run", c.dry_run,
+      "print layout, parameters and planned bytes of every rank, then stop; reads --import-hf and "
+      "--replay-decisions and looks at no other file or folder, which may be on other machines");
 
   visit.section("Tracing");
   visit("trace", c.trace_dir, "folder that gets a trace file a rank, for mega-scan");
@@ -303,7 +305,7 @@ void describe(C& c, Visitor& visit) {
   visit("gpu-memory-utilization", c.gpu->memory_utilization,
         "part of a GPU's memory that the plan of a rank may fill");
   visit("gpu-memory", c.gpu->memory,
-        "memory of each GPU, as 141GB or 80GiB, to plan without one; empty: ask the GPU");
+        "memory of each GPU, as 141GB or 80GiB, to plan without one; without it: ask the GPU");
   visit("tune", c.gpu->tune,
         "time the algorithms of each matrix product before its first use; may change bits");
   visit("gemm-algorithms", c.gpu->algorithms_path,

@@ -10,6 +10,7 @@
 #include <mega/core/mesh.hpp>
 #include <mega/core/storage.hpp>
 #include <mega/nn/attention.hpp>
+#include <mega/nn/attention_limits.hpp>
 #include <mega/nn/attention_shape.hpp>
 #include <mega/nn/cublas_lt.hpp>
 #include <mega/nn/kernels.hpp>
@@ -25,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -61,11 +63,12 @@ decltype(auto) with_element(Precision precision, const F& f) {
 
 using mega::comm::nccl_communicator_bytes;
 
-/// Bytes of a text like 141GB, 80GiB or 85899345920.
+/// Bytes of a text like 141GB or 80GiB. A number without a unit and memory that no GPU ever had
+/// come from a unit that was forgotten.
 /// @throws  Error(usage)
 [[nodiscard]] inline std::size_t parse_bytes(std::string_view option, const std::string& text) {
-  constexpr std::array<std::pair<std::string_view, double>, 9> units{{{"", 1.0},
-                                                                      {"B", 1.0},
+  constexpr double least = 1e6, most = 1e18;
+  constexpr std::array<std::pair<std::string_view, double>, 8> units{{{"B", 1.0},
                                                                       {"MB", 1e6},
                                                                       {"GB", 1e9},
                                                                       {"TB", 1e12},
@@ -79,13 +82,60 @@ using mega::comm::nccl_communicator_bytes;
   const auto known =
       std::find_if(units.begin(), units.end(), [&](const auto& u) { return u.first == unit; });
   mega::expects(end != text.c_str() && known != units.end() && std::isfinite(number) &&
-                    number > 0 && number * known->second < 1e18,
+                    number * known->second >= least && number * known->second < most,
                 mega::ErrorCode::usage, [&] {
-                  return mega::sentence(option, " is '", text,
-                                        "'; it takes a positive number with one of the units B, "
-                                        "MB, GB, TB, KiB, MiB, GiB and TiB, as 141GB");
+                  return mega::sentence(
+                      option, " is '", text,
+                      "'; it takes a number with one of the units B, MB, GB, TB, "
+                      "KiB, MiB, GiB and TiB, of at least 1MB and below 1000000TB, as 80GB");
                 });
   return static_cast<std::size_t>(number * known->second);
+}
+
+/// Refuses sizes that the plan could add up and the kernels would refuse at their first call.
+/// @throws  Error(usage)
+template <mega::storage Element>
+void expects_kernels_take(const Job& job) {
+  using mega::ErrorCode;
+  using mega::expects;
+  using mega::sentence;
+  constexpr mega::cuda::AttentionLimits limits = mega::cuda::attention_limits<Element>;
+  constexpr Index largest = std::numeric_limits<int>::max();  // of a size that cuBLASLt takes
+  const mega::nn::TransformerConfig& m = job.model;
+  const std::string_view precision = name_of(precision_names, job.config.gpu->precision);
+  expects(m.head_dim <= limits.head_dim && m.head_dim % limits.head_dim_multiple == 0,
+          ErrorCode::usage, [&] {
+            const std::string wanted =
+                limits.head_dim_multiple > 1
+                    ? sentence("multiples of ", limits.head_dim_multiple, " up to ")
+                    : std::string("1 to ");
+            return sentence("heads are ", m.head_dim,
+                            " wide (--kv-channels, or --hidden-size by "
+                            "--num-attention-heads); attention on a GPU in --precision ",
+                            precision, " takes ", wanted, limits.head_dim);
+          });
+  const Index heads = m.heads / job.options.mesh.tensor;
+  expects(heads <= limits.heads, ErrorCode::usage, [&] {
+    return sentence("--num-attention-heads ", m.heads, " over --tp ", job.options.mesh.tensor,
+                    " are ", heads, " heads a rank; attention on a GPU in --precision ", precision,
+                    " takes at most ", limits.heads);
+  });
+  expects(job.run.micro_batch <= limits.samples, ErrorCode::usage, [&] {
+    return sentence("--micro-batch-size is ", job.run.micro_batch,
+                    "; attention on a GPU in --precision ", precision, " takes at most ",
+                    limits.samples, " samples");
+  });
+  expects(job.run.rows() <= largest, ErrorCode::usage, [&] {
+    return sentence("--micro-batch-size ", job.run.micro_batch, " x --seq-length ",
+                    job.run.sequence, " are ", job.run.rows(),
+                    " tokens; a matrix product on a GPU takes at most ", largest);
+  });
+  const Index packed = (m.heads + 2 * m.kv_heads) / job.options.mesh.tensor * m.head_dim;
+  expects(packed <= largest, ErrorCode::usage, [&] {
+    return sentence("--num-attention-heads ", m.heads, ", --num-query-groups ", m.kv_heads,
+                    " and heads of ", m.head_dim, " make ", packed,
+                    " columns a rank; a matrix product on a GPU takes at most ", largest);
+  });
 }
 
 /// Largest scratch that a stream keeps for attention of `micro_batch` samples.
@@ -153,6 +203,14 @@ template <class Spec>
   });
 }
 
+/// The same for the kernels of that precision.
+/// @throws  Error(usage)
+inline void expects_kernels_take(const Job& job) {
+  with_element(job.config.gpu->precision, [&]<class Element>(std::type_identity<Element>) {
+    expects_kernels_take<Element>(job);
+  });
+}
+
 /// Place of the pipeline whose rank takes most.
 [[nodiscard]] inline std::size_t fullest(const std::vector<RankPlan>& plans) {
   const auto less = [](const RankPlan& a, const RankPlan& b) { return a.total() < b.total(); };
@@ -169,6 +227,18 @@ struct GpuLimit {
     return static_cast<std::size_t>(static_cast<double>(memory) * utilization);
   }
 };
+
+/// The divisors of n that are smaller, from the largest to 1.
+[[nodiscard]] inline std::vector<int> smaller_divisors(int n) {
+  std::vector<int> small, large;
+  for (int d = 1; d <= n / d; ++d) {
+    if (n % d != 0) continue;
+    if (d < n) small.push_back(d);
+    if (d > 1 && d < n / d) large.push_back(n / d);
+  }
+  large.insert(large.end(), small.rbegin(), small.rend());
+  return large;
+}
 
 /// One way to need less memory a GPU: flags, and what they do to the configuration.
 struct Remedy {
@@ -200,8 +270,7 @@ struct Remedy {
   };
   const auto with_micro_batches = [&](const std::string& before, Config config) {
     with_recompute(before, config);
-    for (int samples = now.micro_batch - 1; samples >= 1; --samples) {
-      if (now.micro_batch % samples != 0) continue;
+    for (const int samples : smaller_divisors(now.micro_batch)) {
       config.micro_batch = samples;
       with_recompute(join(before, sentence("--micro-batch-size ", samples)), config);
     }

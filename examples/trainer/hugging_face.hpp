@@ -1,6 +1,7 @@
 /// @file  Moves whole models between a trainer's shards and a Hugging Face folder.
 #pragma once
 #include <mega/ckpt/hugging_face.hpp>
+#include <mega/comm/concepts.hpp>
 #include <mega/core/parameter.hpp>
 #include <mega/core/view.hpp>
 #include <mega/nn/transformer_config.hpp>

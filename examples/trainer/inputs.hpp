@@ -118,6 +118,7 @@ inline void check_outputs(const Config& c) {
 
 /// Prints the sentence of an error and gives the exit code that goes with it.
 inline int report(const char* program, const std::exception& e) {
+  std::fflush(stdout);  // so that what was printed before comes before, where both are one pipe
   if (dynamic_cast<const std::bad_alloc*>(&e) != nullptr) {
     std::fprintf(stderr, "%s: out of memory; --dry-run prints what each rank of a layout needs\n",
                  program);

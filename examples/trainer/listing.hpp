@@ -15,7 +15,15 @@ class Listing {
   void section(const char* title) { out_ << "# " << title << '\n'; }
   template <class T>
   void operator()(std::string_view names, const T& member, const char*) {
-    out_ << "--" << names.substr(0, names.find(','));
+    const std::string_view name = names.substr(0, names.find(','));
+    if constexpr (std::is_same_v<T, std::string>) {
+      // Most texts are empty where they are not given, and cannot be given so.
+      if (member.empty()) {
+        out_ << "# --" << name << " is empty\n";
+        return;
+      }
+    }
+    out_ << "--" << name;
     if constexpr (std::is_same_v<T, bool>) {
       out_ << '=' << (member ? "true" : "false") << '\n';
     } else if constexpr (std::is_same_v<T, std::string>) {

@@ -233,9 +233,6 @@ inline void check_order_choice(const Config& c) {
   expects(c.stage_times.empty() || c.replay_path.empty(), ErrorCode::usage,
           "--stage-times and --replay-decisions both say what --schedule auto searches with; give "
           "one");
-  expects(!adaptive || !c.gpu || !c.gpu->graphs, ErrorCode::usage,
-          "--schedule adaptive times every wait, which would keep steps from being graphs; leave "
-          "out --cuda-graphs");
 }
 
 }  // namespace trainer

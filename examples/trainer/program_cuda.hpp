@@ -24,6 +24,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -40,8 +41,12 @@ struct Gpus {
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status == cudaSuccess) return;
     count = 0;
-    reason = cudaGetErrorString(status);
     (void)cudaGetLastError();
+    // Without a driver CUDA speaks of its version, which is 0 then.
+    int driver = 0;
+    const bool no_driver = status == cudaErrorInsufficientDriver &&
+                           cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
+    reason = no_driver ? "no NVIDIA driver was found" : cudaGetErrorString(status);
   }
 
   /// Memory of the smallest of the first `gpus` GPUs. @pre  1 <= gpus <= count
@@ -63,19 +68,38 @@ inline void check_gpu_choices(const Config& c) {
                   return mega::sentence("--gpu-memory-utilization is ", c.gpu->memory_utilization,
                                         "; it must be above 0 and at most 1");
                 });
-  const auto positive = [](const char* name, double value) {
-    mega::expects(value > 0 && value < 1e38, mega::ErrorCode::usage, [&] {
-      return mega::sentence("--", name, " is ", value, "; it must be above 0 and below 1e38");
+  // The inverse, too, is a float.
+  const auto invertible = [](const char* name, double value) {
+    mega::expects(value >= 1e-37 && value <= 1e37, mega::ErrorCode::usage, [&] {
+      return mega::sentence("--", name, " is ", value,
+                            "; it must be at least 1e-37 and at most "
+                            "1e37");
     });
   };
-  positive("min-loss-scale", c.gpu->min_loss_scale);
-  positive("initial-loss-scale", c.gpu->initial_loss_scale);
-  positive("loss-scale-window", c.gpu->loss_scale_window);
+  invertible("min-loss-scale", c.gpu->min_loss_scale);
+  invertible("initial-loss-scale", c.gpu->initial_loss_scale);
+  expects_between("loss-scale-window", c.gpu->loss_scale_window, 1,
+                  std::numeric_limits<int>::max());
   mega::expects(c.gpu->min_loss_scale <= c.gpu->initial_loss_scale, mega::ErrorCode::usage, [&] {
     return mega::sentence("--min-loss-scale ", c.gpu->min_loss_scale,
                           " is above --initial-loss-scale ", c.gpu->initial_loss_scale);
   });
-  mega::expects(c.gpu->memory.empty() || c.dry_run, mega::ErrorCode::usage,
+  const GpuChoices usual;
+  const auto of_fp16 = [&](const char* name, double value, double unless_given) {
+    mega::expects(c.gpu->precision == Precision::fp16 || value == unless_given,
+                  mega::ErrorCode::usage, [&] {
+                    return mega::sentence("--", name,
+                                          " is for --precision fp16, which alone "
+                                          "scales the loss; leave it out with --precision ",
+                                          name_of(precision_names, c.gpu->precision));
+                  });
+  };
+  of_fp16("initial-loss-scale", c.gpu->initial_loss_scale, usual.initial_loss_scale);
+  of_fp16("min-loss-scale", c.gpu->min_loss_scale, usual.min_loss_scale);
+  of_fp16("loss-scale-window", c.gpu->loss_scale_window, usual.loss_scale_window);
+  if (c.gpu->memory.empty()) return;
+  (void)parse_bytes("--gpu-memory", c.gpu->memory);
+  mega::expects(c.dry_run, mega::ErrorCode::usage,
                 "--gpu-memory plans for a GPU that is not here; give --dry-run with it");
 }
 
@@ -162,6 +186,7 @@ int main_on_gpus(const char* program, int argc, char** argv) {
     check_gpu_choices(config);
     const Inputs<Spec> inputs(config, 0);
     const Job& job = inputs.job;
+    expects_kernels_take(job);
     const GpuChoices& choices = *job.config.gpu;
     // A module loaded late may wait for a GPU on which a collective waits for this very rank. CUDA
     // reads this once, at its first call.

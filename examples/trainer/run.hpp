@@ -194,9 +194,9 @@ class TrainingRun {
     constexpr int steps = 6;  // the first of them warms up
     const mega::Mesh& mesh = job_.options.mesh;
     StageClock clock(job_.options.chunks);
-    RunRecorder<Backend> recorder{
+    RunRecorder<Backend> recorder = with_faults(
         typename Backend::recorder(mega::scan::recording_of(mesh, world.rank()), clock.sink(), {}),
-        world.rank(), mega::scan::parse_faults(job_.config.inject, job_.world())};
+        job_, world.rank());
     {
       // Channels are ordered by their first use, so these are no channels of the world.
       Comm own = world.split(0, world.rank());

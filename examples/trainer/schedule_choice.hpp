@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
-#include <span>
 #include <string_view>
 #include <vector>
 
@@ -93,11 +92,12 @@ struct ChosenTraversal {
     }
     return with(v, [=](const auto& policy) { return policy.length(p, m, v); });
   }
-  int order(int rank, int p, int m, int v, std::span<mega::dpp::Action> out) const {
+  int order(int rank, int p, int m, int v, mega::dpp::ActionSpan out) const {
     if (found) {
       const auto& list = (*found)[static_cast<std::size_t>(rank)];
-      std::copy(list.begin(), list.end(), out.begin());
-      return static_cast<int>(list.size());
+      const int count = static_cast<int>(list.size());
+      std::copy(list.begin(), list.end(), out.first(count).begin());
+      return count;
     }
     return with(v, [=](const auto& policy) { return policy.order(rank, p, m, v, out); });
   }

@@ -2,6 +2,7 @@
 #pragma once
 #include "config.hpp"
 #include "job.hpp"
+#include "stop.hpp"
 #include <mega/core/context.hpp>
 #include <mega/core/error.hpp>
 #include <mega/scan/injected_faults.hpp>
@@ -35,6 +36,15 @@ using RunComm = mega::scan::TracedComm<typename Backend::communicator, RunRecord
   return (std::filesystem::path(folder) / name).string();
 }
 
+/// The recorder with the faults of --inject, which a run that is asked to stop does not wait for.
+/// @param rank  of the recorder
+template <class Recorder>
+[[nodiscard]] mega::scan::FaultyRecorder<Recorder> with_faults(Recorder recorder, const Job& job,
+                                                               int rank) {
+  return {std::move(recorder), rank, mega::scan::parse_faults(job.config.inject, job.world()),
+          &stop_requested};
+}
+
 /// An empty recorder where the run needs none: it neither traces, nor compares ranks, nor decides
 /// by how long they wait.
 /// @throws  Error(not_durable) where the trace cannot be written
@@ -53,7 +63,7 @@ template <class Recorder>
     recorder = Recorder(mega::scan::recording_of(job.options.mesh, rank), std::move(sink),
                         {.interval = traces ? c.trace_interval : 0});
   }
-  return {std::move(recorder), rank, mega::scan::parse_faults(c.inject, job.world())};
+  return with_faults(std::move(recorder), job, rank);
 }
 
 }  // namespace trainer

@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import pathlib
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -20,9 +22,12 @@ SMALL = ["--num-layers=4", "--hidden-size=32", "--num-attention-heads=4", "--seq
          "--global-batch-size=8", "--lr=1e-3", "--lr-warmup-iters=2", "--eval-iters=1", "--train-iters=6"]
 
 
-def run(program, *arguments, timeout=120, env=None):
+def run(program, *arguments, timeout=120, env=None, most_bytes=None):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+
     return subprocess.run([str(BIN / program), *map(str, arguments)], capture_output=True, text=True, errors="replace", timeout=timeout,
-                          env=env, stdin=subprocess.DEVNULL)
+                          env=env, stdin=subprocess.DEVNULL, preexec_fn=limit if most_bytes else None)
 
 
 def steps(path):
@@ -60,13 +65,71 @@ class Programs(unittest.TestCase):
         done = run("mega-gpt3", "--help")
         self.assertEqual(done.returncode, 0)
         for word in ("Layout", "Model", "Training", "Optimizer", "Data", "Checkpoints", "Output", "--tensor-model-parallel-size",
-                     "--tp", "cosine"):
+                     "--tp", "cosine", "Exit codes: 0 done", "2 wrong usage or input", "3 a rank", "4 a checkpoint"):
             self.assertIn(word, done.stdout)
 
     def test_flags_that_are_not_there_or_not_numbers(self):
         self.refused("--no-such-flag", "1", says=["no-such-flag"])
         self.refused("--train-iters=many", says=["many"])
         self.refused("--schedule", "zigzag", says=["zigzag", "1f1b"])
+
+    def options(self, program, kind):
+        """The options that the help says take such a value."""
+        found = re.findall(rf"^\s+(?:-\w,)?--([\w-]+)(?:,--[\w-]+)* {kind}\b", run(program, "--help").stdout, re.M)
+        self.assertGreater(len(found), 5)
+        return found
+
+    def test_integers_at_their_ends(self):
+        """Taken or refused in one sentence; never out of range, out of memory or silently another number."""
+        names = self.options("mega-gpt3", "U?INT")
+        for word in ("look-ahead", "num-layers", "hidden-size", "train-iters", "keep", "seed"):
+            self.assertIn(word, names)
+        for name in names:
+            for value in (0, -1, 10**9, 2**31 - 1, 2**31, 2**63 - 1, -2**63, 2**63, 2**64):
+                with self.subTest(option=name, value=value):
+                    layout = ["--pp=2"] if name == "look-ahead" or name.startswith("decoder-") else []
+                    done = run("mega-gpt3", *SMALL, *layout, "--data", self.text, "--dry-run", f"--{name}={value}", most_bytes=4 << 30)
+                    self.assertIn(done.returncode, (0, 2), done.stderr)
+                    self.assertNotIn("runtime error", done.stderr)  # of a program with -fsanitize=undefined
+                    if value < 0 or value >= 2**64 or name != "seed" and value == 2**63:
+                        self.assertEqual(done.returncode, 2, done.stdout)
+                    if done.returncode == 2:
+                        self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+                        self.assertRegex(done.stderr, rf"(?<!\d){value}(?!\d)|--{name}\b")
+
+    def test_integers_that_only_a_choice_looks_at(self):
+        wide = ["--pp=2", "--vpp=2"]
+        for flags in ([*wide, "--schedule=adaptive", "--look-ahead=2147483647"],
+                      [*wide, "--schedule=adaptive", "--look-ahead=2147483647", "--memory-cap=2147483647"],
+                      [*wide, "--schedule=adaptive", "--memory-cap=2147483647"], [*wide, "--schedule=auto", "--memory-cap=2147483647"],
+                      [*wide, "--schedule=auto", "--memory-cap=2147483647", "--stage-times=1,1,1", "--look-ahead=2147483647"],
+                      ["--pp=2", "--look-ahead=1000000000"]):
+            done = run("mega-gpt3", *SMALL, "--data", self.text, "--dry-run", *flags, timeout=60, most_bytes=4 << 30)
+            self.assertEqual(done.returncode, 0, (flags, done.stderr))
+            self.assertEqual(done.stderr, "", flags)
+        # In refusals too the numbers are what they are.
+        self.refused(*wide, "--schedule=adaptive", "--look-ahead=2147483647", "--memory-cap=2", says=["--memory-cap 2 ", "holds 23 activations"])
+        self.refused(*wide, "--schedule=interleaved", "--group-size=1000000000", says=["1000000000", "2..8"])
+        self.refused("--tp=65536", "--pp=65536", says=["65536", "at most 1048576"])
+        self.refused("--micro-batch-size=65536", "--dp=65536", says=["8", "65536", "4294967296"])
+        self.refused("--global-batch-size=1000000000", says=["1000000000 micro-batches", "4194304"])
+        self.refused("--seq-length=1000000000", "--micro-batch-size=1000000000", "--global-batch-size=1000000000", says=["activations"])
+        self.refused("--hidden-size=100000000", "--ffn-hidden-size=100000000", says=["parameters"])
+
+    def test_an_empty_text_is_no_way_to_leave_an_option_out(self):
+        names = self.options("mega-gpt3", "TEXT")
+        for word in ("inject", "save", "trace", "data-path"):
+            self.assertIn(word, names)
+        for name in names:
+            if name == "prompt":
+                continue
+            self.refused(f"--{name}", "", says=[f"--{name}", "empty", "leave it out"])
+        self.train("--train-iters=1", "--sample-tokens=1", "--prompt", "")
+
+    def test_faults_that_contradict_themselves(self):
+        self.refused("--dp=2", "--inject=slow-rank=1,factor=2,factor=3", says=["slow-rank=1,factor=2,factor=3", "factor twice"])
+        self.refused("--dp=2", "--inject=late-host=1,ms=2,from-step=1,from-step=1", says=["from-step twice"])
+        self.refused("--dp=2", "--inject=slow-rank=2,factor=2", says=["rank 2", "0 to 1"])
 
     def test_contradictions(self):
         self.refused("--untie-embeddings-and-output-weights", "--tie-embeddings-and-output-weights", says=["contradict"])
@@ -118,7 +181,7 @@ class Programs(unittest.TestCase):
         self.refused("--pp=3", "--decoder-first-pipeline-num-layers=4", says=["leave 0 for 2 stages", "at most 2"])
         self.refused("--pp=2", "--vpp=2", "--decoder-last-pipeline-num-layers=1", says=["last rank", "1 layers in 2 chunks", "2"])
         self.refused("--decoder-first-pipeline-num-layers=1", says=["at least 2 ranks"])
-        self.refused("--pp=2", "--decoder-first-pipeline-num-layers=-1", says=["-1", "not negative"])
+        self.refused("--pp=2", "--decoder-first-pipeline-num-layers=-1", says=["-1", "at least 0"])
         self.refused("--pp=7", "--balance-layers", says=["4 layers", "7 stages"])
         for flags in ([layout, "E t2|t2 L", "--balance-layers"], [layout, "E t2|t2 L", "--decoder-last-pipeline-num-layers=2"],
                       ["--balance-layers", "--decoder-first-pipeline-num-layers=2"]):
@@ -310,6 +373,16 @@ class Programs(unittest.TestCase):
     def decisions(log):
         return {s["step"]: s["decision"] for s in log if "decision" in s}
 
+    def test_a_trace_says_where_it_was_recorded(self):
+        folder = self.folder / "traces"
+        self.train("--dp=2", "--train-iters=1", "--trace", folder)
+        allowed = os.sched_getaffinity(0)
+        for path in sorted(folder.glob("rank-*")):
+            header = steps(path)[0]
+            self.assertEqual(header["host"], os.uname().nodename)
+            listed = [part.split("-") for part in header["processors"].split(",")]
+            self.assertEqual({p for part in listed for p in range(int(part[0]), int(part[-1]) + 1)}, allowed)
+
     def test_the_dial_turns_and_its_decisions_are_repeated(self):
         for layout in (["--pp=2", "--vpp=2"], ["--tp=2", "--dp=2", "--pp=2", "--vpp=2", "--global-batch-size=16"]):
             far = "--inject=" + ";".join(f"slow-link={rank}-{rank + (4 if '--tp=2' in layout else 1)},factor=150"
@@ -495,6 +568,26 @@ class Programs(unittest.TestCase):
         resumed, _ = self.train("--train-iters", done + 2, "--load", save, "--lr-decay-iters=100000", log="resumed.json")
         self.assertEqual([s["step"] for s in resumed], [done + 1, done + 2])
 
+    def test_a_signal_ends_the_long_wait_of_a_fault(self):
+        for number, (fault, stop) in enumerate((("late-host=1,ms=60000,from-step=2", signal.SIGINT), ("slow-rank=0,factor=1000,from-step=2", signal.SIGTERM))):
+            save, log = self.folder / f"ck{number}", self.folder / f"log{number}.json"
+            process = subprocess.Popen([str(BIN / "mega-gpt3"), *SMALL, "--data", str(self.text), "--train-iters=1000", "--dp=2",
+                                        "--seq-length=128", "--num-layers=8", "--inject", fault, "--save", str(save), "--log-json", str(log)],
+                                       stderr=subprocess.PIPE, text=True)
+            self.addCleanup(process.kill)
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and (not log.exists() or len(log.read_text().splitlines()) < 2):
+                time.sleep(0.02)
+            time.sleep(0.5)  # into the fault, which begins with the third step
+            before = time.monotonic()
+            process.send_signal(stop)
+            _, said = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 0, said)
+            # A second is enough on an idle machine; the fault would take a minute and more.
+            self.assertLess(time.monotonic() - before, 20, said)
+            self.assertIn("durable", said)
+            self.assertEqual(len(steps(log)), 3, said)
+
     def test_keeps_the_newest_checkpoints(self):
         save = self.folder / "ck"
         self.train("--save", save, "--save-interval=2", "--keep=2")
@@ -566,15 +659,101 @@ class GpuPrograms(unittest.TestCase):
     def test_wrong_usage_is_one_sentence(self):
         for flags, words in ((["--precision=fp8"], ["fp8", "bf16|fp16|fp32"]), (["--initial-loss-scale=0.5"], ["--min-loss-scale", "0.5"]),
                              (["--loss-scale-window=0"], ["--loss-scale-window", "0"]), (["--gpu-memory-utilization=1.5"], ["1.5", "at most 1"]),
-                             (["--gpu-memory-utilization=0"], ["above 0"]), (["--dry-run", "--gpu-memory=many"], ["many", "141GB"]),
+                             (["--gpu-memory-utilization=0"], ["above 0"]), (["--dry-run", "--gpu-memory=many"], ["many", "80GB"]),
                              (["--dry-run", "--gpu-memory=-3GB"], ["-3GB"]), (["--dry-run", "--gpu-memory=3 parsecs"], ["parsecs"]),
+                             (["--dry-run", "--gpu-memory=80GX"], ["80GX", "80GB"]), (["--dry-run", "--gpu-memory=80"], ["'80'", "80GB"]),
+                             (["--dry-run", "--gpu-memory=80B"], ["80B", "1MB"]), (["--dry-run", "--gpu-memory=nanGB"], ["nanGB"]),
+                             (["--dry-run", "--gpu-memory=1e30TB"], ["1e30TB"]), (["--gpu-memory=80GX"], ["80GX"]),
+                             (["--initial-loss-scale=1024"], ["--initial-loss-scale", "fp16", "bf16"]),
+                             (["--precision=fp32", "--loss-scale-window=5"], ["--loss-scale-window", "fp16", "fp32"]),
+                             (["--precision=fp32", "--min-loss-scale=2"], ["--min-loss-scale", "fp16", "fp32"]),
+                             (["--precision=fp16", "--min-loss-scale=1e-40", "--initial-loss-scale=1e-39"], ["--min-loss-scale", "1e-40", "1e-37"]),
+                             (["--precision=fp16", "--initial-loss-scale=1e38"], ["--initial-loss-scale", "1e37"]),
                              (["--cuda-graphs", "--pp=2", "--vpp=2", "--schedule=adaptive"], ["--cuda-graphs", "adaptive"]),
+                             (["--cuda-graphs", "--tp=2"], ["--cuda-graphs", "--tp"]), (["--cuda-graphs", "--trace=t"], ["--cuda-graphs", "--trace"]),
+                             (["--cuda-graphs", "--inject=slow-rank=0,factor=2"], ["--cuda-graphs", "--inject"]),
+                             (["--cuda-graphs", "--dp=2", "--slow-rank-interval=4"], ["--cuda-graphs", "--slow-rank-interval"]),
                              (["--gpu-memory=141GB"], ["--dry-run"]), (["--tp=3"], ["heads", "4", "3"]), (["--blas-threads=2"], ["blas"])):
             done = run("mega-gpt3-cuda", *flags)
             self.assertEqual(done.returncode, 2, (flags, done.stderr))
             self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
             for word in words:
                 self.assertIn(word, done.stderr, flags)
+            self.assertEqual(done.stdout, "", flags)
+
+    def test_options_that_go_together(self):
+        for flags in (["--precision=fp16", "--initial-loss-scale=1024", "--loss-scale-window=5", "--min-loss-scale=0.5"],
+                      ["--cuda-graphs", "--pp=2", "--dp=2"], ["--cuda-graphs", "--slow-rank-interval=4"],
+                      # What a script gives as it is by default changes nothing.
+                      ["--precision=bf16", "--initial-loss-scale=65536"]):
+            self.assertIn("fits: ", self.plan("--gpu-memory=141GB", *flags).stdout)
+
+    def test_sizes_that_no_kernel_takes(self):
+        one = ["--seq-length=1", "--hidden-size=8"]
+        for flags, words in ((["--kv-channels=129"], ["129 wide", "--kv-channels", "up to 128"]), (["--kv-channels=4096"], ["4096 wide"]),
+                             (["--kv-channels=12"], ["12 wide", "multiples of 8", "bf16"]),
+                             (["--hidden-size=1024"], ["256 wide", "--num-attention-heads"]),
+                             (["--kv-channels=12", "--precision=fp16"], ["12 wide", "multiples of 8", "fp16"]),
+                             (["--kv-channels=129", "--precision=fp32"], ["129 wide", "1 to 128"]),
+                             ([*one, "--precision=fp32", "--micro-batch-size=65536", "--global-batch-size=65536"], ["--micro-batch-size", "65536", "65535"]),
+                             ([*one, "--precision=fp32", "--num-attention-heads=65536", "--kv-channels=1"], ["--num-attention-heads", "65535"]),
+                             (["--seq-length=1073741824", "--kv-channels=8"], ["--seq-length"]),
+                             (["--seq-length=1000000000", "--micro-batch-size=4", "--global-batch-size=4", "--kv-channels=8"], ["4000000000 tokens"]),
+                             ([*one, "--num-attention-heads=99999999", "--kv-channels=8"], ["2399999976 columns"])):
+            for start in ([], ["--dry-run", "--gpu-memory=900000TB"]):
+                done = run("mega-gpt3-cuda", *start, *flags)
+                self.assertEqual(done.returncode, 2, (flags, done.stderr))
+                self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+                for word in words:
+                    self.assertIn(word, done.stderr, flags)
+        for flags in (["--kv-channels=128"], ["--kv-channels=12", "--precision=fp32"], ["--kv-channels=8"],
+                      [*one, "--kv-channels=8", "--micro-batch-size=65536", "--global-batch-size=65536"],
+                      [*one, "--precision=fp32", "--micro-batch-size=65535", "--global-batch-size=65535"],
+                      [*one, "--precision=fp32", "--num-attention-heads=65536", "--kv-channels=1", "--tp=2"]):
+            self.plan("--gpu-memory=900000TB", *flags)
+
+    def test_no_plan_is_too_large_to_add_up(self):
+        """At the bounds of the options a plan is what its parameters say, and no small number that is left of an overflow."""
+        for flags in (["--ffn-hidden-size=100000000"], ["--ffn-hidden-size=100000000", "--num-layers=100", "--hidden-size=4096", "--num-attention-heads=32"],
+                      ["--hidden-size=12000000", "--num-attention-heads=93750", "--num-layers=2"],
+                      ["--num-attention-heads=80000000", "--kv-channels=8", "--hidden-size=1000"],
+                      ["--seq-length=1000000000", "--micro-batch-size=2", "--global-batch-size=2"],
+                      ["--ffn-hidden-size=100000000", "--hidden-size=1000000", "--num-attention-heads=12500", "--sample-tokens=4", "--tp=2", "--dp=2"]):
+            for precision, bytes_of_a_parameter in (("bf16", 18), ("fp32", 16)):
+                if precision == "fp32" and {"--num-attention-heads=80000000", "--num-attention-heads=93750"} & set(flags):
+                    continue  # more heads than fp32's attention takes
+                done = self.plan("--gpu-memory=80GB", f"--precision={precision}", *flags, code=2)
+                line = self.line_of(done.stdout, 0)
+                parameters = int(line.split(" parameters, ")[0].rsplit(" ", 1)[1])
+                tib = float(line.split(" parameters, ")[1].split(" TiB")[0])
+                self.assertGreaterEqual(tib * 2**40 * 1.001, parameters * bytes_of_a_parameter, flags)
+                self.assertIn("rank 0 needs", done.stderr)
+        for name in ("ffn-hidden-size", "kv-channels", "hidden-size", "num-attention-heads"):
+            for value in (100000001, 2**63 - 1):
+                done = run("mega-gpt3-cuda", "--dry-run", "--gpu-memory=141GB", f"--{name}={value}")
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn(f"--{name} is {value}", done.stderr)
+
+    def test_a_large_micro_batch_is_advised_on_at_once(self):
+        def user_seconds():
+            return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+
+        before = user_seconds()
+        done = self.plan("--gpu-memory=80GB", "--seq-length=1", "--micro-batch-size=1000000000", "--global-batch-size=1000000000", code=2)
+        self.assertIn("--micro-batch-size", done.stderr)
+        self.assertLess(user_seconds() - before, 8)  # trying every number below, not the divisors, takes 20
+
+    def test_what_was_printed_comes_before_the_refusal(self):
+        done = subprocess.run([str(BIN / "mega-gpt3-cuda"), "--dry-run", "--gpu-memory=1MB"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=120, check=False)
+        self.assertEqual(done.returncode, 2, done.stdout)
+        self.assertIn("rank 0 needs", done.stdout.splitlines()[-1])
+        self.assertTrue(done.stdout.startswith("# Layout"), done.stdout[:100])
+
+    def test_a_dry_run_looks_at_no_other_file(self):
+        nowhere = pathlib.Path("/nonexistent/x")
+        self.plan("--gpu-memory=80GB", "--data", nowhere, "--load", nowhere, "--log-json", nowhere, "--gemm-algorithms", nowhere, "--save", nowhere)
+        self.assertIn("looks at no", " ".join(run("mega-gpt3-cuda", "--help").stdout.split()))
 
     def test_plan_of_a_run_that_fits(self):
         done = self.plan("--gpu-memory=141GB", "--tp=2", "--dp=2", "--zero1", "--precision=bf16")
@@ -620,6 +799,7 @@ class GpuPrograms(unittest.TestCase):
         self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
         for word in ("no GPU", "--dry-run", "processor"):
             self.assertIn(word, done.stderr)
+        self.assertNotIn("version is insufficient", done.stderr)  # where there is no version
 
 
 def gpus():
