@@ -81,15 +81,18 @@ inline void doubt_few_steps(Diagnosis& diagnosis, std::size_t steps) {
   const CommonLoad load = find_common_load(times, job, options);
   const RankSpeeds speeds =
       measure_rank_speeds(times, job, options, measure_excess, options.slow_gpu);
+  const RankSpeeds usually =
+      measure_rank_speeds(times, job, options, measure_usual_excess, options.slow_gpu);
   const RankSpeeds in_sum =
       measure_rank_speeds(times, job, options, measure_excess_in_sum, options.interrupted_gpu);
   add(find_stage_imbalance(trace, job, times, speeds, options));
-  add(find_slow_gpus(job, times, speeds));
-  add(find_interrupted_gpus(trace, job, times, speeds, in_sum, options));
+  add(find_slow_gpus(job, times, speeds, usually));
+  add(find_interrupted_gpus(trace, job, times, speeds, usually, in_sum, options));
   add_device_evidence(out.verdicts, trace, job);
   add(find_data_imbalance(job, times, speeds, load, options));
   add(find_slow_links(trace, matches, job, options, out.notes));
   add(find_late_hosts(trace, job, options));
+  add(find_late_steps(trace, job, options));
 
   const bool few = job.steps.size() <= detail::few_steps;
   const WaitBill bill = bill_waits(job, delays);

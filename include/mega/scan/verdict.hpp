@@ -61,7 +61,7 @@ struct DiagnoseOptions {
   double stage_imbalance = 1.12;        ///< work of a stage against the others'
   double data_variation = 0.06;         ///< relative, common to forward and backward
   double data_cost = 0.03;              ///< of the compute time of a step
-  double host_share = 0.05;             ///< of a step, that the device waits for late launches
+  double host_share = 0.05;             ///< of a step, by which launches or the step come late
   double significance = 6;              ///< times the spread of the healthy peers
   double least_wait_share = 0.02;       ///< of all waiting, that goes back to a verdict's ranks
   double wait_part = 0.05;              ///< of the ranks' time; less waiting needs no explanation

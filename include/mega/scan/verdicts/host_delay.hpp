@@ -1,4 +1,5 @@
-/// @file  Host delay: the device was ready before the launch came.
+/// @file  Host delay: the device was ready before the launch came, or, where launches are not
+/// recorded, a rank begins its steps later than its peers.
 #pragma once
 #include <mega/core/error.hpp>
 #include <mega/scan/trace.hpp>
@@ -11,10 +12,85 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
 namespace mega::inline v0::scan::verdicts {
+
+/// From the end of a rank's step to the begin of its next one, in ns, by rank and step; negative
+/// where it is not known. Only of ranks without launches, which say more.
+[[nodiscard]] inline std::vector<double> measure_pauses(const Trace& trace, const JobLayout& job) {
+  struct Span {
+    Nanoseconds begin = std::numeric_limits<Nanoseconds>::max();
+    Nanoseconds end = std::numeric_limits<Nanoseconds>::min();
+  };
+  const std::size_t steps = job.steps.size();
+  std::vector<Span> spans(job.ranks() * steps);
+  std::vector<char> launches(job.ranks(), 0);
+  for (std::size_t i = 0; i < trace.events.size(); ++i) {
+    const Event& e = trace.events[i];
+    if (e.launch != none) launches[trace.rank_index(e)] = 1;
+    const std::size_t step = job.step_index(e.step);
+    if (e.kind != EventKind::iteration || step == JobLayout::no_step) continue;
+    Span& span = spans[trace.rank_index(e) * steps + step];
+    span.begin = std::min(span.begin, e.begin);
+    span.end = std::max(span.end, e.end);
+  }
+  std::vector<double> out(spans.size(), -1);
+  for (std::size_t r = 0; r < job.ranks(); ++r) {
+    for (std::size_t s = 1; s < steps && launches[r] == 0; ++s) {
+      const Span &before = spans[r * steps + s - 1], &now = spans[r * steps + s];
+      if (before.end > before.begin && now.end > now.begin)
+        out[r * steps + s] = static_cast<double>(std::max<Nanoseconds>(0, now.begin - before.end));
+    }
+  }
+  return out;
+}
+
+/// Ranks that pause longer before their steps than their peers, and each time: a thread that waits
+/// for a processor does so now and then.
+[[nodiscard]] inline std::vector<Verdict> find_late_steps(const Trace& trace, const JobLayout& job,
+                                                          const DiagnoseOptions& options) {
+  const std::size_t ranks = job.ranks(), steps = job.steps.size();
+  const std::vector<double> pauses = measure_pauses(trace, job);
+  std::vector<double> own, least;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    own.clear();
+    for (std::size_t s = 0; s < steps; ++s) {
+      if (pauses[r * steps + s] >= 0) own.push_back(pauses[r * steps + s]);
+    }
+    if (!own.empty()) least.push_back(undisturbed(own));
+  }
+  // What all ranks pause, as between steps, is no rank's fault.
+  if (least.size() < 2) return {};
+  const double usual = lower_median(least);
+  Figures late(ranks, std::vector<std::optional<double>>(steps));
+  for (std::size_t i = 0; i < pauses.size(); ++i) {
+    if (pauses[i] >= 0) late[i / steps][i % steps] = pauses[i] - usual;
+  }
+  const std::vector<Onset> onsets =
+      find_outliers(late, options.host_share * static_cast<double>(job.step_time));
+  std::vector<Verdict> out;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const Onset& o = onsets[r];
+    if (!o.lasts()) continue;
+    Verdict v;
+    v.what = VerdictClass::host_delay;
+    v.ranks = {job.number[r]};
+    v.stages = {job.stage[r]};
+    v.since_step = job.steps[o.first];
+    v.cost_per_step = static_cast<Nanoseconds>(o.level);
+    v.factor = 1 + o.level / std::max(1.0, static_cast<double>(job.step_time));
+    v.confidence = 0.9;
+    v.evidence.push_back(sentence("rank ", job.number[r], " pauses ", milliseconds(o.level),
+                                  " longer before its steps than its peers, in ", o.slow, " of ",
+                                  o.known, " steps, and nothing is recorded of what it does then"));
+    out.push_back(std::move(v));
+  }
+  return out;
+}
+
 [[nodiscard]] inline std::vector<Verdict> find_late_hosts(const Trace& trace, const JobLayout& job,
                                                           const DiagnoseOptions& options) {
   std::vector<Verdict> out;

@@ -23,8 +23,9 @@ struct KernelCell {
   double middle = 0;                 ///< median of the logarithms of the durations
   double total = 0;                  ///< ns
   std::size_t alone = 0;             ///< of the count, those that ran beside none of NCCL's
-  double alone_middle = 0;           ///< as middle and total, of these
-  double alone_total = 0;
+  double alone_middle = 0;           ///< as middle, of these
+  double alone_least = 0;            ///< of their logarithms, see undisturbed()
+  double alone_total = 0;            ///< ns
 };
 
 /// Kernels of one name in one pass, everywhere. A layer's operation has one name in the forward and
@@ -33,7 +34,8 @@ struct Kernel {
   TableIndex name = none;
   EventKind pass = EventKind::compute;
   std::size_t first = 0, count = 0;  ///< into KernelTimes::cells
-  double reference = 0;              ///< lower median over the ranks of the cells' alone_middles
+  double least = 0;                  ///< lower median over the ranks of the cells' alone_least
+  double middle = 0;                 ///< the same of their alone_middle
   double total = 0;                  ///< ns
   double variation = 0;              ///< relative, that its load makes: see common_load.hpp
 };
@@ -120,6 +122,21 @@ class NcclSpans {
   std::vector<std::vector<Span>> spans_;  // by rank; disjoint, ascending
 };
 
+/// Lower median over the ranks of a figure's lower median over the steps; 0 where none has it.
+[[nodiscard]] inline double usual_of(const KernelTimes& times, const Kernel& k,
+                                     double KernelCell::*figure) {
+  std::vector<double> of_rank, of_all;
+  for (std::size_t c = k.first; c < k.first + k.count;) {
+    const TableIndex rank = times.cells[c].rank;
+    of_rank.clear();
+    for (; c < k.first + k.count && times.cells[c].rank == rank; ++c) {
+      if (times.cells[c].alone > 0) of_rank.push_back(times.cells[c].*figure);
+    }
+    if (!of_rank.empty()) of_all.push_back(lower_median(of_rank));
+  }
+  return of_all.empty() ? 0 : lower_median(of_all);
+}
+
 /// Cost: a sort of the kernels.
 [[nodiscard]] inline KernelTimes tabulate_kernels(const Trace& trace, const JobLayout& job) {
   const Nesting nesting = find_nesting(trace);
@@ -173,7 +190,10 @@ class NcclSpans {
     cell.count = scratch.size();
     cell.middle = static_cast<double>(lower_median(scratch));
     cell.alone = alone.size();
-    if (!alone.empty()) cell.alone_middle = static_cast<double>(lower_median(alone));
+    if (!alone.empty()) {
+      cell.alone_least = static_cast<double>(undisturbed(alone));
+      cell.alone_middle = static_cast<double>(lower_median(alone));
+    }
     if (kernel != last_kernel) {
       Kernel made;
       made.name = static_cast<TableIndex>(kernel >> 4U);
@@ -186,18 +206,9 @@ class NcclSpans {
     out.kernels.back().total += cell.total;
     out.cells.push_back(cell);
   }
-  std::vector<double> of_rank, of_all;
   for (Kernel& k : out.kernels) {
-    of_all.clear();
-    for (std::size_t c = k.first; c < k.first + k.count;) {
-      const TableIndex rank = out.cells[c].rank;
-      of_rank.clear();
-      for (; c < k.first + k.count && out.cells[c].rank == rank; ++c) {
-        if (out.cells[c].alone > 0) of_rank.push_back(out.cells[c].alone_middle);
-      }
-      if (!of_rank.empty()) of_all.push_back(lower_median(of_rank));
-    }
-    if (!of_all.empty()) k.reference = lower_median(of_all);
+    k.least = usual_of(out, k, &KernelCell::alone_least);
+    k.middle = usual_of(out, k, &KernelCell::alone_middle);
   }
   return out;
 }

@@ -2,7 +2,10 @@
 #pragma once
 #include <mega/scan/verdicts/robust.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 namespace mega::inline v0::scan::verdicts {
@@ -10,7 +13,7 @@ namespace mega::inline v0::scan::verdicts {
 struct Onset {
   std::size_t slow = 0, known = 0;  ///< steps above the limit, and all
   std::size_t first = 0;            ///< index of the first step above it
-  double level = 0;                 ///< median over the slow steps
+  double level = 0;                 ///< median over the slow steps, but see find_lasting()
 
   /// In a third of the steps at least, and not in a single one of many.
   [[nodiscard]] bool lasts() const noexcept {
@@ -19,9 +22,10 @@ struct Onset {
 };
 
 /// @param value  value(s): the figure of the step of index s  @param known  known(s): it has one
+/// @param usual  share of steps in which something is in the way of the peers, too
 template <class Value, class Known>
 [[nodiscard]] Onset find_onset(std::size_t steps, const Value& value, const Known& known,
-                               double limit) {
+                               double limit, double usual = 0) {
   Onset out;
   std::vector<double> slow;
   for (std::size_t s = 0; s < steps; ++s) {
@@ -32,27 +36,100 @@ template <class Value, class Known>
     ++out.slow;
     slow.push_back(value(s));
   }
-  if (!slow.empty()) out.level = lower_median(slow);
+  // The median of those steps in which nothing else is in the way.
+  if (!slow.empty()) out.level = lower_quantile(slow, (1 - usual) / 2);
   return out;
 }
 
 /// Since when the value stays above the limit, as a fault's does and noise does not: from the
 /// earliest step on from which two thirds of the steps are. Where there is none, none is slow.
+///
+/// Where the peers are above the limit in some of their steps, too, a fault has to be there nearly
+/// each time, in nine steps of ten, and by no accident.
+/// @param usual  share of steps in which the peers are above the limit
 template <class Value, class Known>
 [[nodiscard]] Onset find_lasting(std::size_t steps, const Value& value, const Known& known,
-                                 double limit) {
+                                 double limit, double usual = 0) {
+  constexpr double accident = 1e-5;
+  const double least = usual > 0 ? 0.9 : 2.0 / 3;
   const Onset all = find_onset(steps, value, known, limit);
   for (std::size_t from = all.first; from < steps && all.slow > 0; ++from) {
     if (!known(from) || value(from) <= limit) continue;
     const Onset since = find_onset(
-        steps, value, [&](std::size_t s) { return s >= from && known(s); }, limit);
-    if (since.slow * 3 < since.known * 2) continue;
+        steps, value, [&](std::size_t s) { return s >= from && known(s); }, limit, usual);
+    if (static_cast<double>(since.slow) < least * static_cast<double>(since.known)) continue;
+    if (std::pow(usual, static_cast<double>(since.slow)) > accident) break;
     Onset out = since;
     out.known = all.known;
     return out;
   }
   Onset out = all;
   out.slow = 0;
+  return out;
+}
+
+/// A figure of each step of some ranks or links; nothing where it is not known.
+using Figures = std::vector<std::vector<std::optional<double>>>;
+
+/// What the figures of the peers of one are: lower medians over the peers.
+struct UsualFigures {
+  double share = 0;           ///< of their steps, that are above the limit
+  double upper_quartile = 0;  ///< of their steps
+};
+
+/// By index into the figures. @param from  first step that counts
+[[nodiscard]] inline std::vector<UsualFigures> find_usual(const Figures& figures, double limit,
+                                                          std::size_t from = 0) {
+  std::vector<std::optional<UsualFigures>> own;
+  std::vector<double> known, shares, quartiles;
+  for (const auto& steps : figures) {
+    known.clear();
+    std::size_t above = 0;
+    for (std::size_t s = from; s < steps.size(); ++s) {
+      if (!steps[s]) continue;
+      known.push_back(*steps[s]);
+      above += *steps[s] > limit ? 1 : 0;
+    }
+    own.emplace_back();
+    if (known.empty()) continue;
+    const double share = static_cast<double>(above) / static_cast<double>(known.size());
+    own.back() = {share, lower_quantile(known, 0.75)};
+  }
+  std::vector<UsualFigures> out(figures.size());
+  for (std::size_t i = 0; i < figures.size(); ++i) {
+    shares.clear(), quartiles.clear();
+    for (std::size_t k = 0; k < figures.size(); ++k) {
+      if (k == i || !own[k]) continue;
+      shares.push_back(own[k]->share);
+      quartiles.push_back(own[k]->upper_quartile);
+    }
+    if (!shares.empty()) out[i] = {lower_median(shares), lower_median(quartiles)};
+  }
+  return out;
+}
+
+/// Of each, since when its figure is above the limit and lasts, judged by its peers over the same
+/// steps. Where these are above it in more than one step of four, the limit is what they are below
+/// in three.
+/// @param limit  below which no figure is worth a verdict
+[[nodiscard]] inline std::vector<Onset> find_outliers(const Figures& figures, double limit) {
+  const auto judge = [&](std::size_t i, const UsualFigures& usual) {
+    const auto value = [&](std::size_t s) { return *figures[i][s]; };
+    const auto known = [&](std::size_t s) { return figures[i][s].has_value(); };
+    const std::size_t steps = figures[i].size();
+    if (usual.share <= 0) return find_onset(steps, value, known, limit);
+    return find_lasting(steps, value, known, std::max(limit, usual.upper_quartile),
+                        std::min(usual.share, 0.25));
+  };
+  const std::vector<UsualFigures> usual = find_usual(figures, limit);
+  std::vector<Onset> out;
+  for (std::size_t i = 0; i < figures.size(); ++i) {
+    Onset found = judge(i, usual[i]);
+    // What all suffer from may have begun with it.
+    if (found.lasts() && found.first > 0)
+      found = judge(i, find_usual(figures, limit, found.first)[i]);
+    out.push_back(found);
+  }
   return out;
 }
 

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct RankSpeeds {
   std::vector<double> excess;    ///< [rank][step]: logarithm of the factor; 0 where not known
   std::vector<char> known;       ///< [rank][step]
   std::vector<char> with_stage;  ///< [rank]: slow as all ranks of its stage are
+  std::vector<double> usual;     ///< [rank]: share of steps in which its peers are slow
   double limit = 0;              ///< of excess, above which a rank is slow in a step
   double flicker = 0;            ///< standard deviation of excess from step to step
   double significance = 0;       ///< times the standard error, that a level must be
@@ -29,7 +31,8 @@ struct RankSpeeds {
   [[nodiscard]] Onset onset(std::size_t rank) const {
     return find_lasting(
         steps, [&](std::size_t s) { return excess[rank * steps + s]; },
-        [&](std::size_t s) { return known[rank * steps + s] != 0; }, limit);
+        [&](std::size_t s) { return known[rank * steps + s] != 0; }, limit,
+        usual.empty() ? 0 : usual[rank]);
   }
   [[nodiscard]] bool present(std::size_t rank) const {
     const auto from = known.begin() + static_cast<std::ptrdiff_t>(rank * steps);
@@ -49,8 +52,10 @@ struct RankSpeeds {
 };
 
 /// Median over the kernels of a rank, each with the weight of its time.
-inline void measure_excess(RankSpeeds& speeds, const KernelTimes& times, const JobLayout& job,
-                           const DiagnoseOptions& options) {
+/// @param figure, usual  what of a cell is compared with what of its kernel
+inline void measure_shift(RankSpeeds& speeds, const KernelTimes& times, const JobLayout& job,
+                          const DiagnoseOptions& options, double KernelCell::*figure,
+                          double Kernel::*usual) {
   struct Vote {
     double shift, weight;
   };
@@ -61,14 +66,13 @@ inline void measure_excess(RankSpeeds& speeds, const KernelTimes& times, const J
     if (varies) {
       for (std::size_t c = k.first; c < k.first + k.count; ++c) {
         const KernelCell& cell = times.cells[c];
-        if (cell.alone > 0)
-          replicas[{job.replica[cell.rank], cell.step}].push_back(cell.alone_middle);
+        if (cell.alone > 0) replicas[{job.replica[cell.rank], cell.step}].push_back(cell.*figure);
       }
     }
     for (std::size_t c = k.first; c < k.first + k.count; ++c) {
       const KernelCell& cell = times.cells[c];
       if (cell.alone == 0) continue;
-      double standard = k.reference;
+      double standard = k.*usual;
       if (varies) {
         // The load is common to the replica: only its own members are peers.
         std::vector<double>& all = replicas[{job.replica[cell.rank], cell.step}];
@@ -76,7 +80,7 @@ inline void measure_excess(RankSpeeds& speeds, const KernelTimes& times, const J
         standard = lower_median(all);
       }
       votes[cell.rank * speeds.steps + cell.step].push_back(
-          {cell.alone_middle - standard, cell.alone_total});
+          {cell.*figure - standard, std::exp(cell.*figure) * static_cast<double>(cell.alone)});
     }
   }
   for (std::size_t i = 0; i < votes.size(); ++i) {
@@ -90,6 +94,35 @@ inline void measure_excess(RankSpeeds& speeds, const KernelTimes& times, const J
     while (at + 1 < own.size() && (sum += own[at].weight) < all / 2) ++at;
     speeds.excess[i] = own[at].shift;
     speeds.known[i] = 1;
+  }
+}
+
+/// Of what kernels take when nothing delays them.
+inline void measure_excess(RankSpeeds& speeds, const KernelTimes& times, const JobLayout& job,
+                           const DiagnoseOptions& options) {
+  measure_shift(speeds, times, job, options, &KernelCell::alone_least, &Kernel::least);
+}
+
+/// Of what they usually take: sees a rank, too, that is in something's way most of the time.
+inline void measure_usual_excess(RankSpeeds& speeds, const KernelTimes& times, const JobLayout& job,
+                                 const DiagnoseOptions& options) {
+  measure_shift(speeds, times, job, options, &KernelCell::alone_middle, &Kernel::middle);
+}
+
+/// What all ranks suffer from in a step, as where their processors are shared with other programs,
+/// is no rank's slowness: the lower median over the ranks is taken out.
+inline void remove_common_slowness(RankSpeeds& speeds) {
+  std::vector<double> ranks;
+  for (std::size_t s = 0; s < speeds.steps; ++s) {
+    ranks.clear();
+    for (std::size_t i = s; i < speeds.excess.size(); i += speeds.steps) {
+      if (speeds.known[i] != 0) ranks.push_back(speeds.excess[i]);
+    }
+    if (ranks.size() < 2) continue;
+    const double common = std::max(0.0, lower_median(ranks));
+    for (std::size_t i = s; i < speeds.excess.size(); i += speeds.steps) {
+      if (speeds.known[i] != 0) speeds.excess[i] -= common;
+    }
   }
 }
 
@@ -171,6 +204,7 @@ using MeasureExcess = void(RankSpeeds&, const KernelTimes&, const JobLayout&,
   out.known.assign(job.ranks() * out.steps, 0);
   out.with_stage.assign(job.ranks(), 0);
   measure(out, times, job, options);
+  remove_common_slowness(out);
   std::vector<double> all;
   for (std::size_t i = 0; i < out.excess.size(); ++i) {
     if (out.known[i] != 0) all.push_back(out.excess[i]);
@@ -184,6 +218,11 @@ using MeasureExcess = void(RankSpeeds&, const KernelTimes&, const JobLayout&,
                        middle + options.significance * std::min(0.05, spread_around(all, middle)));
   out.flicker = measure_flicker(out);
   out.significance = options.significance;
+  Figures figures(job.ranks(), std::vector<std::optional<double>>(out.steps));
+  for (std::size_t i = 0; i < out.excess.size(); ++i) {
+    if (out.known[i] != 0) figures[i / out.steps][i % out.steps] = out.excess[i];
+  }
+  for (const UsualFigures& usual : find_usual(figures, out.limit)) out.usual.push_back(usual.share);
   excuse_stages(out, job);
   return out;
 }

@@ -1,4 +1,9 @@
 /// @file  Scores that a few odd values cannot move.
+///
+/// What ranks share, a processor or a link, delays work now and then, and only ever makes it
+/// longer. A fault delays it each time. So equal work is compared by what it takes when nothing is
+/// in the way, see undisturbed(); and to take long now and then says nothing where peers do, see
+/// find_lasting().
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -7,21 +12,28 @@
 
 namespace mega::inline v0::scan::verdicts {
 
-/// Lower median: of two, the smaller, so that one slow rank of two cannot set the standard.
-/// Reorders the values. @pre not empty
+/// The value that this share of the values is below, or the next smaller one. Reorders the values.
+/// @pre not empty, 0 <= share < 1
 template <class T>
-[[nodiscard]] T lower_median(std::vector<T>& values) {
-  const auto at = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
+[[nodiscard]] T lower_quantile(std::vector<T>& values, double share) {
+  const auto at =
+      values.begin() + static_cast<std::ptrdiff_t>(static_cast<double>(values.size() - 1) * share);
   std::nth_element(values.begin(), at, values.end());
   return *at;
 }
 
-/// A quarter of the values are smaller. Reorders the values. @pre not empty
+/// Lower median: of two, the smaller, so that one slow rank of two cannot set the standard.
+/// Reorders the values. @pre not empty
 template <class T>
-[[nodiscard]] T lower_quartile(std::vector<T>& values) {
-  const auto at = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 4);
-  std::nth_element(values.begin(), at, values.end());
-  return *at;
+[[nodiscard]] T lower_median(std::vector<T>& values) {
+  return lower_quantile(values, 0.5);
+}
+
+/// What equal work takes when nothing delays it: a tenth of the values are smaller, so that nine of
+/// ten may be delayed. Reorders the values. @pre not empty
+template <class T>
+[[nodiscard]] T undisturbed(std::vector<T>& values) {
+  return lower_quantile(values, 0.1);
 }
 
 /// Median absolute deviation from `center`, scaled to a standard deviation.

@@ -1,5 +1,5 @@
-/// @file  Slow GPU: every kernel of one rank takes longer than the same kernel of its peers, or
-/// some of them so much longer that their sum does.
+/// @file  Slow GPU: every kernel of one rank takes longer than the same kernel of its peers, or most
+/// do, or some of them so much longer that their sum does.
 #pragma once
 #include <mega/core/error.hpp>
 #include <mega/scan/device_evidence.hpp>
@@ -23,15 +23,20 @@ namespace mega::inline v0::scan::verdicts {
 
 [[nodiscard]] inline std::vector<Verdict> find_slow_gpus(const JobLayout& job,
                                                          const KernelTimes& times,
-                                                         const RankSpeeds& speeds) {
+                                                         const RankSpeeds& speeds,
+                                                         const RankSpeeds& usually) {
   std::vector<Verdict> out;
   std::vector<std::size_t> present;
   for (std::size_t r = 0; r < job.ranks(); ++r) {
     if (speeds.present(r)) present.push_back(r);
   }
   for (const std::size_t r : present) {
-    const Onset o = speeds.onset(r);
-    if (!speeds.lasts(o) || speeds.with_stage[r] != 0) continue;
+    if (speeds.with_stage[r] != 0) continue;
+    const bool always = speeds.lasts(speeds.onset(r));
+    const Onset o = (always ? speeds : usually).onset(r);
+    // In most steps, too: nothing else tells it from a burst.
+    const bool mostly = usually.with_stage[r] == 0 && usually.lasts(o) && o.slow * 3 >= o.known * 2;
+    if (!always && !mostly) continue;
     Verdict v;
     v.factor = std::exp(o.level);
     v.since_step = job.steps[o.first];
@@ -49,10 +54,11 @@ namespace mega::inline v0::scan::verdicts {
     } else {
       v.ranks = {job.number[r]};
     }
-    v.confidence = two_only ? 0.5 : std::min(0.99, 0.6 + o.level);
-    v.evidence.push_back(sentence("kernels of rank ", job.number[r], " take ", figure(v.factor),
-                                  " times as long as the same kernels of its peers, in ", o.slow,
-                                  " of ", o.known, " steps"));
+    v.confidence = two_only ? 0.5 : std::min(always ? 0.99 : 0.7, 0.6 + o.level);
+    v.evidence.push_back(
+        sentence(always ? "" : "most ", "kernels of rank ", job.number[r], " take ",
+                 figure(v.factor), " times as long as the same kernels of its peers, in ", o.slow,
+                 " of ", o.known, " steps", always ? "" : ", though the fastest do not"));
     v.evidence.push_back(sentence("that is ", milliseconds(static_cast<double>(v.cost_per_step)),
                                   " of its ", milliseconds(busy), " of compute a step"));
     if (two_only)
@@ -79,7 +85,7 @@ namespace mega::inline v0::scan::verdicts {
 /// @param in_sum  see measure_excess_in_sum()
 [[nodiscard]] inline std::vector<Verdict> find_interrupted_gpus(
     const Trace& trace, const JobLayout& job, const KernelTimes& times, const RankSpeeds& speeds,
-    const RankSpeeds& in_sum, const DiagnoseOptions& options) {
+    const RankSpeeds& usually, const RankSpeeds& in_sum, const DiagnoseOptions& options) {
   std::vector<Verdict> out;
   // Unequal data make some kernels longer than others, too.
   const bool varies = std::any_of(times.kernels.begin(), times.kernels.end(), [&](const Kernel& k) {
@@ -92,7 +98,8 @@ namespace mega::inline v0::scan::verdicts {
         speeds.with_stage[r] != 0)
       continue;
     const Onset o = in_sum.onset(r);
-    if (!in_sum.lasts(o) || speeds.lasts(speeds.onset(r))) continue;
+    if (!in_sum.lasts(o) || speeds.lasts(speeds.onset(r)) || usually.lasts(usually.onset(r)))
+      continue;
     Verdict v;
     v.what = VerdictClass::slow_gpu;
     v.ranks = {job.number[r]};

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -30,14 +31,6 @@ class SlowLinkSearch {
       : t_(trace), matches_(matches), job_(job), o_(options) {}
 
   std::vector<Verdict> run(std::vector<std::string>& notes) {
-    // Equal operations of equal groups are peers.
-    using Class = std::tuple<CommunicationOp, std::size_t, std::int64_t, TableIndex>;
-    struct Transfer {
-      Class kind;
-      std::size_t channel;
-      std::size_t step;
-      double log;
-    };
     std::vector<Transfer> transfers;
     std::vector<Channel> channels;
     std::map<std::vector<std::int32_t>, std::size_t> index;
@@ -71,8 +64,9 @@ class SlowLinkSearch {
                            std::log(static_cast<double>(shortest))});
     }
     std::sort(transfers.begin(), transfers.end(), [](const Transfer& a, const Transfer& b) {
-      return std::tie(a.kind, a.channel) < std::tie(b.kind, b.channel);
+      return std::tie(a.kind, a.channel, a.step) < std::tie(b.kind, b.channel, b.step);
     });
+    trust_larger(transfers);
     std::vector<double> of_channel, of_class;
     for (std::size_t i = 0; i < transfers.size();) {
       std::size_t end = i;
@@ -84,23 +78,27 @@ class SlowLinkSearch {
                transfers[end].channel == channel;
              ++end)
           of_channel.push_back(transfers[end].log);
-        // The better half of the time: a fault that began in the window leaves the standard alone.
-        std::sort(of_channel.begin(), of_channel.end());
-        of_class.push_back(of_channel[of_channel.size() / 4]);
+        // So a fault that began in the window leaves the standard alone, too.
+        of_class.push_back(undisturbed(of_channel));
       }
       const double standard = lower_median(of_class);
       const bool comparable =
           of_class.size() > 1 && standard > std::log(static_cast<double>(o_.short_transfer));
-      for (; i < end; ++i) {
-        if (!comparable) continue;
-        Channel& c = channels[transfers[i].channel];
-        c.transfers.emplace_back(transfers[i].step, transfers[i].log - standard);
-        c.time += std::exp(transfers[i].log) - std::exp(standard);
-      }
+      if (comparable) judge(channels, {&transfers[i], &transfers[end - 1] + 1}, standard);
+      i = end;
     }
     std::vector<std::size_t> slow;
     for (std::size_t k = 0; k < channels.size(); ++k) {
-      if (judge(channels[k])) slow.push_back(k);
+      Channel& c = channels[k];
+      c.slow = !c.onsets.empty() && c.onsets.size() * 2 >= c.kinds;
+      if (!c.slow) continue;
+      slow.push_back(k);
+      std::vector<double> levels;
+      for (const Onset& o : c.onsets) {
+        levels.push_back(o.level);
+        c.first = std::min(c.first, o.first);
+      }
+      c.excess = lower_median(levels);
     }
     blame_links(channels, std::move(slow));
     // As many slow links as that are none: what should be equal is not.
@@ -113,30 +111,65 @@ class SlowLinkSearch {
   }
 
  private:
+  /// Equal operations of equal groups are peers: operation, members, bytes, name.
+  using Class = std::tuple<CommunicationOp, std::size_t, std::int64_t, TableIndex>;
+  struct Transfer {
+    Class kind;
+    std::size_t channel;
+    std::size_t step;
+    double log;
+  };
   struct Channel {
     std::vector<std::int32_t> ranks;  // global
     bool pair = false;
-    std::vector<std::pair<std::size_t, double>> transfers;  // step, log of the relative transfer
-    double excess = 0;                                      // log
-    std::size_t first = 0;
+    std::size_t kinds = 0;      // of transfers, that can be judged
+    std::vector<Onset> onsets;  // of those kinds that are slow
+    double excess = 0;          // log of the factor
+    std::size_t first = ~std::size_t{0};
     double time = 0;  // ns in excess
     bool slow = false;
   };
 
-  [[nodiscard]] bool judge(Channel& c) const {
-    std::vector<std::vector<double>> steps(job_.steps.size());
-    for (const auto& [step, log] : c.transfers) steps[step].push_back(log);
-    const Onset o = find_onset(
-        job_.steps.size(),
-        [&](std::size_t s) {
-          std::vector<double> copy = steps[s];
-          return lower_median(copy);
-        },
-        [&](std::size_t s) { return !steps[s].empty(); }, std::log(o_.slow_link));
-    c.excess = o.level;
-    c.first = o.first;
-    c.slow = o.lasts();
-    return c.slow;
+  /// What has carried more in less time in the same step can carry this so. Buffers that are cold,
+  /// members that wake up late and whatever else is met by one operation of a step and not by the
+  /// next are no property of what is between them. @pre  sorted by kind
+  static void trust_larger(std::vector<Transfer>& transfers) {
+    std::map<std::tuple<CommunicationOp, std::size_t, std::size_t, std::size_t>, double> least;
+    for (auto t = transfers.rbegin(); t != transfers.rend(); ++t) {
+      const auto& [op, members, bytes, name] = t->kind;
+      const auto [at, is_new] = least.try_emplace({op, members, t->channel, t->step}, t->log);
+      at->second = t->log = std::min(at->second, t->log);
+    }
+  }
+
+  /// One kind of transfers, of which the channels are peers.
+  /// @param standard  logarithm of what one takes  @pre  sorted by channel and step
+  void judge(std::vector<Channel>& channels, std::span<const Transfer> transfers,
+             double standard) const {
+    Figures figures;
+    std::vector<std::size_t> who;
+    std::vector<double> logs;
+    for (std::size_t i = 0; i < transfers.size();) {
+      const std::size_t channel = transfers[i].channel, step = transfers[i].step;
+      logs.clear();
+      for (; i < transfers.size() && transfers[i].channel == channel && transfers[i].step == step;
+           ++i)
+        logs.push_back(transfers[i].log - standard);
+      if (who.empty() || who.back() != channel) {
+        who.push_back(channel);
+        figures.emplace_back(job_.steps.size());
+      }
+      const auto count = static_cast<double>(logs.size());
+      const double log = undisturbed(logs);
+      figures.back()[step] = log;
+      channels[channel].time += count * std::exp(standard) * (std::exp(log) - 1);
+    }
+    const std::vector<Onset> onsets = find_outliers(figures, std::log(o_.slow_link));
+    for (std::size_t k = 0; k < who.size(); ++k) {
+      Channel& c = channels[who[k]];
+      ++c.kinds;
+      if (onsets[k].lasts()) c.onsets.push_back(onsets[k]);
+    }
   }
 
   /// A rank nearly all of whose channels are slow explains them; what is left are single links.
@@ -146,7 +179,7 @@ class SlowLinkSearch {
     };
     std::map<std::int32_t, Record> records;
     for (const Channel& c : channels) {
-      if (c.transfers.empty()) continue;
+      if (c.kinds == 0) continue;
       for (const std::int32_t rank : c.ranks)
         ++(c.slow ? records[rank].slow : records[rank].healthy);
     }

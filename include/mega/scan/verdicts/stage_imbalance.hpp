@@ -73,7 +73,7 @@ namespace mega::inline v0::scan::verdicts {
         }
         const double share =
             static_cast<double>(runs.size()) / static_cast<double>(std::max(steps, runs.size()));
-        out[rank] += share * std::exp(lower_quartile(runs));
+        out[rank] += share * std::exp(undisturbed(runs));
       }
     }
   }
