@@ -1,6 +1,6 @@
 # Programs by folder: a folder that exists becomes a target, and a target links what it includes.
 #
-#   examples/NN_name/main.cpp  -> example_NN_name  build/bin/NN_name
+#   examples/NN_name/main.cpp  -> example_NN_name  build/bin/NN_name     (likewise NN_name-cuda)
 #   examples/gpt3/main.cpp     -> mega-gpt3        build/bin/mega-gpt3   (likewise llama3, gpt3-cuda)
 #   tools/NAME/main.cpp        -> NAME             build/bin/NAME
 #   benchmarks/NAME.cpp        -> bench_NAME       build/bin/bench_NAME  (likewise NAME.cu)

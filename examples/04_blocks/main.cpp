@@ -23,6 +23,10 @@ int main() {
   const Schedule schedule =
       lower(make_schedule(ScheduleTraversal<DFC>{}, ranks, microbatches, chunks));
   const Verdict verdict = verify(schedule);
+  if (!verdict.ok()) {
+    std::fprintf(stderr, "%s\n", describe(verdict).c_str());
+    return 1;
+  }
   const Timing timing =
       simulate(schedule, {.forward = 1, .backward_input = 1, .backward_weight = 1});
   std::printf("%s; bubble %.3f; at most %d activations on rank 0\n", describe(verdict).c_str(),

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shlex
 import shutil
 import stat
@@ -18,6 +19,8 @@ import unittest
 import xml.etree.ElementTree
 
 BIN = pathlib.Path(sys.argv[1]).resolve()
+
+POLICIES = pathlib.Path(__file__).resolve().parents[2] / "docs" / "policies"
 
 # p, m, (F, I, W, hop) and the bubble over the longest span of a rank of 1F1B, ZB-H1 and ZB-H2, to four digits,
 # as public schedulers and an independent simulator give them.
@@ -39,9 +42,11 @@ class Plan(unittest.TestCase):
         self.folder = pathlib.Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.folder)
 
-    def run_plan(self, *arguments, timeout=300):
+    def run_plan(self, *arguments, timeout=300, limit=None):
+        """limit: of the address space in bytes."""
+        bound = limit and (lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
         return subprocess.run([str(BIN / "mega-plan"), *map(str, arguments)], capture_output=True, text=True,
-                              timeout=timeout, cwd=self.folder, stdin=subprocess.DEVNULL)
+                              timeout=timeout, cwd=self.folder, stdin=subprocess.DEVNULL, preexec_fn=bound)
 
     def json(self, *arguments, code=0):
         done = self.run_plan(*arguments, "--json")
@@ -118,6 +123,19 @@ class Plan(unittest.TestCase):
         self.assertTrue(got["deadlock_free"])
         self.assertIn("found_as", got)
 
+    def test_automatic_search_takes_the_better_placement(self):
+        for cap in ([], ["--memory-cap", 6]):
+            steps = {place: self.schedule("auto", 4, 8, "--placement", place, "--tries", 50, *cap, v=2)["makespan"]
+                     for place in ("loop", "v", "any")}
+            self.assertEqual(steps["any"], min(steps["loop"], steps["v"]))
+            got = self.schedule("auto", 4, 8, "--tries", 50, *cap, v=2)
+            self.assertEqual(got["makespan"], steps["any"])
+            self.assertRegex(got["found_as"], ", on the (V|loop)$")
+            if steps["v"] != steps["loop"]:
+                self.assertEqual(got["found_as"].endswith(", on the V"), steps["v"] < steps["loop"])
+        self.refused("schedule", "--name", "auto", "--placement", "ring", "--pp", 4, "--micro-batches", 8,
+                     says=["ring", "loop, v and any"])
+
     def test_split_of_1f1b_by_rank_is_h1(self):
         split, h1 = self.schedule("split-1f1b", 4, 9), self.schedule("zb-h1", 4, 9)
         self.assertEqual([split[k] for k in ("makespan", "peak_activations")], [h1[k] for k in ("makespan", "peak_activations")])
@@ -146,6 +164,66 @@ class Plan(unittest.TestCase):
         self.assertRegex(done.stdout, r"makespan +79\b")
         self.assertIn("8.86 %", done.stdout)
         self.assertIn("8 (8 times)", done.stdout)
+
+    # --- what the documentation says of the schedules ---
+    def test_pages_of_the_policies_state_what_is_printed(self):
+        def states(page, text):
+            self.assertIn(text, " ".join((POLICIES / page).read_text().split()))
+
+        def step(name, *more, m=8, v=None):
+            return f"{self.schedule(name, 4, m, *more, v=v)['makespan']:g}"
+        states("gpipe.md", f"| p 4, m 8, v 1 | makespan {step('gpipe')} |")
+        peaks = " ".join(map(str, self.schedule("1f1b", 4, 8)["peak_activations"]))
+        states("one-forward-one-backward.md", f"| p 4, m 8 | makespan {step('1f1b')}, peaks {peaks} |")
+        h2 = self.schedule("zb-h2", 4, 8)
+        states("zero-bubble.md", f"p 4, m 8: 1F1B {step('1f1b')}, H1 {step('zb-h1')}, H2 {step('zb-h2')} with a span of "
+                                 f"{h2['busy'] / (1 - h2['bubble_span']):g}")
+        hops = [step(name, "--comm", .5, v=4) for name in ("dfc", "looped-bfs")]
+        states("interleaved.md", f"At p 4, m 8, v 4, F = I = W = 1 and 0.5 a hop the steps take {hops[0]} (DFC) and {hops[1]} "
+                                 f"(looped breadth-first), against {self.schedule('dfc', 4, 8, v=4)['busy']:g} of work")
+        pairs = (3, 2.5, 2.2)
+        states("dual-pipe-v.md", f"| p 4, m 10, pair {' / '.join(map(str, pairs))} | makespan "
+                                 f"{' / '.join(step('dualpipev', '--pair', pair, m=10) for pair in pairs)} |")
+
+    def test_formulas_of_the_policies(self):
+        for p, m, v in ((4, 8, 2), (3, 7, 3), (5, 20, 4), (4, 3, 2)):
+            groups = {"dfc": max(p, 1), "bfc": max(p, m)}
+            for name, group in groups.items():
+                got = self.schedule(name, p, m, v=v)
+                peaks = [min(m * v, 2 * (p - 1 - r) + (v - 1) * group + 1) for r in range(p)]
+                self.assertTrue(all(have <= most for have, most in zip(got["peak_activations"], peaks)))
+                if m % group == 0 or m % group >= p:  # no turns are skipped
+                    self.assertEqual(got["peak_activations"], peaks)
+                    self.assertAlmostEqual(got["bubble_wall"], (p - 1) / (m * v + p - 1), places=12)
+            self.assertEqual(self.schedule("looped-bfs", p, m, v=v)["peak_activations"], [m * v] * p)
+        for p, m, (f, i, w) in ((4, 8, (1, 1, 1)), (5, 12, (2, 2, 1)), (3, 9, (1.5, 2, 1))):
+            more = ["--times", f"{f},{i},{w}"]
+            got = self.schedule("1f1b", p, m, *more)
+            self.assertEqual(got["peak_activations"], [min(m, p - r) for r in range(p)])
+            self.assertAlmostEqual(got["bubble_wall"], (p - 1) / (m + p - 1), places=12)
+            h1, h2 = self.schedule("zb-h1", p, m, *more), self.schedule("zb-h2", p, m, *more)
+            self.assertAlmostEqual(h1["makespan"] - h1["busy"], (p - 1) * (f + i - w), places=9)
+            self.assertAlmostEqual(h2["busy"] / (1 - h2["bubble_span"]) - h2["busy"], (p - 1) * (f + i - 2 * w), places=9)
+            self.assertEqual((max(h1["peak_activations"]), max(h2["peak_activations"])), (min(m, p), min(m, 2 * p - 1)))
+        for p in (4, 8):
+            for name, cap in (("zb-v", 2 * p), ("v-half", 2 * ((p + 2) // 2)), ("v-min", 2 * ((p + 4) // 3))):
+                got = self.schedule(name, p, 2 * p)
+                self.assertLessEqual(max(got["peak_activations"]), cap)
+                idle = got["busy"] / (1 - got["bubble_span"]) - got["busy"]
+                self.assertAlmostEqual(idle, 0 if name == "zb-v" else 6 * p - 1 - 3 * cap, places=9)
+        for pair in (2.25, 3):
+            got = self.schedule("dualpipev", 5, 11, "--pair", pair)
+            self.assertLessEqual(max(got["peak_activations"]), 2 * 5 + 1)
+
+    def test_pictures_of_the_policies_are_drawn_by_the_program(self):
+        pictures = sorted((POLICIES / "pictures").glob("*.svg"))
+        self.assertGreaterEqual(len(pictures), 10)
+        for picture in pictures:
+            with self.subTest(picture=picture.name):
+                more = ["--pair", 2.5] if picture.stem == "dualpipev" else []
+                drawn = self.folder / picture.name
+                self.schedule(picture.stem, 4, 10 if more else 8, *more, "--svg", drawn)
+                self.assertEqual(drawn.read_bytes(), picture.read_bytes())
 
     # --- files ---
     def test_csv_comes_back_through_check(self):
@@ -344,6 +422,15 @@ class Plan(unittest.TestCase):
         self.assertAlmostEqual(rows["gpipe", 1]["step"], 6 * (2048 + 1023) + 2 * 1023 * .01, places=6)
         self.assertEqual(len(rows), 5)
 
+    def test_one_schedule_of_a_thousand_stages(self):
+        # In bfc all ranks wait for one slot in one cycle, in v-half each neighbours' pair for its own.
+        for name, slots in (("bfc", 1024), ("v-half", 1024), ("zb-h2", 512)):
+            start = time.monotonic()
+            got = self.schedule(name, 512, 1024, "--comm", .01)
+            print(f"{name} of {slots} stages: {time.monotonic() - start:.1f} s", file=sys.stderr)
+            self.assertEqual(sum(map(len, got["slots"])), slots)
+            self.assertTrue(got["deadlock_free"])
+
     def test_nothing_has_a_sign(self):
         done = self.run_plan("compare", "--pp", 4, "--micro-batches", 12, "--times", "0.1,0.1,0.1", "--comm", .3)
         self.assertEqual(done.returncode, 0)
@@ -378,6 +465,55 @@ class Plan(unittest.TestCase):
             self.refused(*sized, f"--comm={comm}", says=["--comm"])
         self.refused(*sized, "--vpp", 2, says=["1F1B", "2", "or dfc for"])
         self.refused(*sized, "--vpp", 0, says=["--vpp"])
+
+    def test_every_number_at_its_ends(self):
+        """A result or one sentence that names the option and what is valid; within seconds and 4 GB."""
+        schedule = ["schedule", "--pp", 2, "--micro-batches", 4]
+        timed = ["compare", "--pp", 2, "--micro-batches", 4, "--times", "1,1,1"]
+        counted = ["compare", "--pp", 2, "--micro-batches", 4, "--model", "gpt3-125m", "--flops", 1e14]
+        linked = [*timed, "--message-bytes", 5, "--link-bandwidth", 10]
+        whole = [([*schedule, "--name", "1f1b"], "--pp"), ([*schedule, "--name", "1f1b"], "--micro-batches"),
+                 ([*schedule, "--name", "gpipe"], "--vpp"), ([*schedule, "--name", "interleaved"], "--group-size"),
+                 ([*schedule, "--name", "auto"], "--tries"), ([*schedule, "--name", "split-1f1b"], "--weights"), (timed, "--pp"),
+                 (timed, "--micro-batches"), (timed, "--vpp"), (counted, "--tp"), (counted, "--seq-length"),
+                 (counted, "--micro-batch-size"), (counted, "--pp")]
+        real = [([*schedule, "--name", "v"], "--memory-cap"), ([*schedule, "--name", "auto", "--tries", 5], "--memory-cap"),
+                ([*schedule, "--name", "zb-h1"], "--comm"), ([*schedule, "--name", "dualpipev"], "--pair"), (timed, "--comm"),
+                (timed, "--link-latency"), (linked, "--message-bytes"), (linked, "--link-bandwidth"), (timed, "--memory-cap"),
+                (counted, "--memory-cap"), (counted, "--flops"), (counted, "--link-bandwidth")]
+        numbers = ["0", "-1", "2147483647", "2147483648", "1e9", "1000000000", "99999999999999999999", "1e400"]
+        never = ["nan", "inf", "-inf", "", "x", "1,", "0x10 "]
+        for is_whole, options in ((True, whole), (False, real)):
+            for command, option in options:
+                at = command.index(option) if option in command else None
+                command = command if at is None else command[:at] + command[at + 2:]
+                for number in numbers + never + (["1.5"] if is_whole else []):
+                    with self.subTest(command=command, option=option, number=number):
+                        start = time.monotonic()
+                        done = self.run_plan(*command, f"{option}={number}" if number else option, *([] if number else [""]),
+                                             timeout=60, limit=4 << 30)
+                        self.assertLess(time.monotonic() - start, 30)
+                        out_of_form = number in never or is_whole and number in ("2147483648", "1e9", "1.5")
+                        self.assertIn(done.returncode, [2] if out_of_form else [0, 2], done.stderr)
+                        if done.returncode == 0:
+                            continue
+                        self.assertEqual(done.stdout, "")
+                        self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+                        self.assertIn(option.strip("-").replace("-", " "), done.stderr.replace("-", " "))
+                        self.assertRegex(done.stderr, "valid|least|most|such as|empty|divide|between|smallest")
+
+    def test_one_is_singular(self):
+        """Nothing that is printed says '1 ranks'."""
+        one = ["--pp", 1, "--micro-batches", 1]
+        runs = [["schedule", "--name", "auto", *one], ["schedule", "--name", "interleaved", "--group-size", 5, *one],
+                ["schedule", "--name", "auto", "--memory-cap", .5, *one], ["schedule", "--name", "v", "--memory-cap", 1, *one],
+                ["schedule", "--name", "dualpipev", *one], ["schedule", "--name", "1f1b", "--times", "1", *one],
+                ["compare", "--times", "1,1,1", *one], ["compare", "--times", "1,1,1", "--memory-cap", .1, *one],
+                ["check", self.file("0F0,0B0\n")], ["check", self.file("0F0\n", "short.csv")]]
+        for run in runs:
+            done = self.run_plan(*run)
+            self.assertNotRegex(done.stdout + done.stderr,
+                                r"(?<![.\d])1 (ranks|chunks|micro-batches|stages|actions|numbers|layers|live activations)\b")
 
     def test_names_and_options_that_do_not_fit(self):
         sized = ["--pp", 4, "--micro-batches", 8, "--svg", "never.svg"]

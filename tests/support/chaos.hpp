@@ -38,10 +38,11 @@ struct GivenOrders {
     for (const auto& list : lists) longest = std::max(longest, list.size());
     return static_cast<int>(longest);
   }
-  int order(int rank, int, int, int, std::span<mega::dpp::Action> out) const {
+  int order(int rank, int, int, int, mega::dpp::ActionSpan out) const {
     const auto& list = lists[static_cast<std::size_t>(rank)];
-    std::copy(list.begin(), list.end(), out.begin());
-    return static_cast<int>(list.size());
+    const int count = static_cast<int>(list.size());
+    std::copy(list.begin(), list.end(), out.first(count).begin());
+    return count;
   }
 };
 static_assert(mega::dpp::orders_all_ranks<GivenOrders>);

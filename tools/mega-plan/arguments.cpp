@@ -46,7 +46,38 @@ std::optional<Number> number_of(std::string_view text) {
   return value;
 }
 
+void expect_value(std::string_view option, std::string_view text) {
+  expects(!text.empty(), ErrorCode::usage,
+          [&] { return sentence(option, " is empty; give it a value or leave it out"); });
+}
+
 }  // namespace
+
+CLI::Option* add_whole(CLI::App& command, const std::string& option, std::function<void(int)> take,
+                       const std::string& description, int least, int most) {
+  const auto read = [=](const std::string& text) {
+    expect_value(option, text);
+    const auto number = number_of<int>(text);
+    expects(number && least <= *number && *number <= most, ErrorCode::usage, [&] {
+      return sentence(option, " is ", text, "; valid are whole numbers from ", least, " to ", most);
+    });
+    take(*number);
+  };
+  return command.add_option_function<std::string>(option, read, description)->type_name("INT");
+}
+
+CLI::Option* add_number(CLI::App& command, const std::string& option,
+                        std::function<void(double)> take, const std::string& description) {
+  const auto read = [=](const std::string& text) {
+    expect_value(option, text);
+    const auto number = number_of<double>(text);
+    expects(number.has_value(), ErrorCode::usage, [&] {
+      return sentence(option, " is ", text, "; valid are numbers such as 0.5, 12 and 4e14");
+    });
+    take(*number);
+  };
+  return command.add_option_function<std::string>(option, read, description)->type_name("FLOAT");
+}
 
 void expect_size(int p, int m, int v) {
   const auto expect_count = [](std::string_view option, int count) {
@@ -69,11 +100,7 @@ void expect_size(int p, int m, int v) {
 
 void expect_values(const CLI::App& command) {
   for (const CLI::Option* const option : command.get_options()) {
-    for (const std::string& value : option->results()) {
-      expects(!value.empty(), ErrorCode::usage, [&] {
-        return sentence(option->get_name(), " is empty; give it a value or leave it out");
-      });
-    }
+    for (const std::string& value : option->results()) expect_value(option->get_name(), value);
   }
 }
 
@@ -153,19 +180,21 @@ void TimeArguments::add_to(CLI::App& command, std::string_view of_what) {
       "--times", times,
       sentence("forward, input gradient, weight gradient of ", of_what, ", in any unit"));
   times_option->capture_default_str();
-  comm_option = command.add_option(
-      "--comm", comm, "time of one hop to another rank, as --times; transfers share no link");
-  pair_option = command.add_option("--pair", pair,
-                                   sentence("time of a forward and a whole backward of ", of_what,
-                                            " side by side; without it their sum"));
+  comm_option = add_number(
+      command, "--comm", [this](double given) { comm = given; },
+      "time of one hop to another rank, as --times; transfers share no link");
+  pair_option = add_number(
+      command, "--pair", [this](double given) { pair = given; },
+      sentence("time of a forward and a whole backward of ", of_what,
+               " side by side; without it their sum"));
 }
 
 mega::dpp::ActionTimes TimeArguments::parsed() const {
   mega::dpp::ActionTimes result;
   const auto pieces = pieces_of(times);
   expects(pieces.size() == 3, ErrorCode::usage, [&] {
-    return sentence("--times ", times, " has ", pieces.size(),
-                    " numbers; valid are 3: forward, input gradient, weight gradient");
+    return sentence("--times ", times, " has ", counted(static_cast<int>(pieces.size()), "number"),
+                    "; valid are 3: forward, input gradient, weight gradient");
   });
   double* const into[] = {&result.forward, &result.backward_input, &result.backward_weight};
   for (std::size_t i = 0; i < pieces.size(); ++i) {

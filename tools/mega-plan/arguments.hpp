@@ -6,6 +6,8 @@
 #include <CLI/CLI.hpp>
 
 #include <cstddef>
+#include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +21,15 @@ inline constexpr long long most_stages = 1LL << 14;
 
 /// Throws unless p, m, v >= 1 and p*m*v <= most_forwards.
 void expect_size(int p, int m, int v);
+
+/// An option that takes a whole number of least..most. Another text is refused with these.
+CLI::Option* add_whole(CLI::App& command, const std::string& option, std::function<void(int)> take,
+                       const std::string& description, int least = 1,
+                       int most = std::numeric_limits<int>::max());
+
+/// An option that takes a number, of which the command itself says what is valid.
+CLI::Option* add_number(CLI::App& command, const std::string& option,
+                        std::function<void(double)> take, const std::string& description);
 
 /// Throws where an option was given with nothing for its value.
 void expect_values(const CLI::App& command);

@@ -161,7 +161,7 @@ int run(const CheckArguments& arguments) {
 
   if (valid && !arguments.svg.empty()) {
     OutputFiles files;
-    files.add(arguments.svg, dpp::to_svg(judgement.run->timeline, {.title = arguments.file}));
+    files.add(arguments.svg, dpp::to_svg(timeline_of(schedule, times), {.title = arguments.file}));
     files.write();
   }
   if (arguments.json) {

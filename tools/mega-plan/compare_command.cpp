@@ -113,13 +113,13 @@ std::vector<Request> candidates(const StepModel& model, int v) {
     for (const char* const name : {"zb-v", "v-half", "v-min", "v", "dualpipev"}) add(name);
     add("auto").placement = "v";
   }
-  add("auto");
+  add("auto").placement = "loop";
   return list;
 }
 
 std::string label_of(const Request& request) {
   if (request.group_size) return sentence(request.name, " g=", *request.group_size);
-  if (request.placement) return sentence(request.name, " on V");
+  if (request.placement == "v") return sentence(request.name, " on V");
   if (request.name == "v") return sentence("v cap=", request.memory_cap.value_or(0));
   return request.name;
 }
@@ -295,7 +295,7 @@ StepModel step_model(const CompareArguments& a, const CLI::App& command) {
 std::vector<int> chunks_to_try(const CompareArguments& a, const StepModel& model) {
   const int layers = model.transformer ? model.transformer->layers : 0;
   expects(layers == 0 || model.p <= layers, ErrorCode::usage, [&] {
-    return sentence("--pp ", model.p, " is above the ", layers, " layers of the model");
+    return sentence("--pp ", model.p, " is above the ", counted(layers, "layer"), " of the model");
   });
   std::vector<int> list;
   if (a.vpp) {
@@ -304,7 +304,7 @@ std::vector<int> chunks_to_try(const CompareArguments& a, const StepModel& model
       expect_size(model.p, model.m, v);
       expects(layers == 0 || v <= layers / model.p, ErrorCode::usage, [&] {
         return sentence("--vpp ", v, " on --pp ", model.p, " makes more stages than the model's ",
-                        layers, " layers; the largest valid one is ", layers / model.p);
+                        counted(layers, "layer"), "; the largest valid one is ", layers / model.p);
       });
     }
     std::sort(list.begin(), list.end());
@@ -400,19 +400,21 @@ void add_compare(CLI::App& app, int& /*exit_code*/) {
   CLI::App& command = *app.add_subcommand(
       "compare", "Times all schedules for one pipeline, best first, and says which to take");
   const auto a = std::make_shared<CompareArguments>();
-  command.add_option("--pp", a->p, "pipeline ranks")->required();
-  command.add_option("--micro-batches", a->m, "micro-batches of a step")->required();
+  const auto into = [](auto& value) { return [&value](auto given) { value = given; }; };
+  add_whole(command, "--pp", into(a->p), "pipeline ranks")->required();
+  add_whole(command, "--micro-batches", into(a->m), "micro-batches of a step")->required();
   command.add_option("--vpp", a->vpp, "chunks a rank to try, as 1,2; by default 1, 2 and 4");
   a->times.add_to(command, "one micro-batch on one rank, all its chunks together");
   command.add_option("--model", a->model, bundled_models() + ", or a Hugging Face config.json");
-  command.add_option("--tp", a->run.tensor_degree, "with --model: tensor-parallel degree")
-      ->capture_default_str();
-  command.add_option("--seq-length", a->run.sequence, "with --model: tokens of a sample")
-      ->capture_default_str();
-  command.add_option("--micro-batch-size", a->run.micro_batch, "with --model: samples")
-      ->capture_default_str();
-  command.add_option("--flops", a->run.flops, "with --model: operations a second of one device");
-  command.add_option("--link-latency", a->link_latency, "of a message between two ranks");
+  const auto add_sized = [&](const char* option, int& value, const char* text) {
+    add_whole(command, option, into(value), text)->default_str(std::to_string(value));
+  };
+  add_sized("--tp", a->run.tensor_degree, "with --model: tensor-parallel degree");
+  add_sized("--seq-length", a->run.sequence, "with --model: tokens of a sample");
+  add_sized("--micro-batch-size", a->run.micro_batch, "with --model: samples");
+  add_number(command, "--flops", into(a->run.flops),
+             "with --model: operations a second of one device");
+  add_number(command, "--link-latency", into(a->link_latency), "of a message between two ranks");
   command.add_option("--link-bandwidth", a->link_bandwidth,
                      "bytes in a unit of time of a link between two ranks, such as 50GB");
   command.add_option("--message-bytes", a->message_bytes,

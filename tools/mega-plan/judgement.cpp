@@ -11,21 +11,31 @@ namespace plan {
 namespace dpp = mega::dpp;
 using mega::sentence;
 
+namespace {
+
+dpp::Cluster ideal(const dpp::ActionTimes& times) {
+  dpp::Cluster cluster;
+  cluster.times = {times};
+  return cluster;
+}
+
+}  // namespace
+
 Judgement judge(const dpp::ScheduleView& lowered, const dpp::ActionTimes& times) {
   Judgement result;
   result.verdict = dpp::verify(lowered);
   if (!result.verdict.ok()) return result;
-  result.slots = dpp::required_slots(lowered);
+  result.slots = dpp::required_slots(lowered, result.verdict);
   // Where nothing is posted ahead, memory is allocated when a message is received.
-  const auto runs = [&](dpp::Transport transport) {
-    return dpp::verify(lowered, {}, transport).ok();
-  };
-  result.runs_on = {dpp::verify(lowered, result.slots).ok(), runs(dpp::Transport::rendezvous()),
-                    runs(dpp::Transport::blocking())};
-  dpp::Cluster cluster;
-  cluster.times = {times};
-  result.run = dpp::simulate(lowered, cluster);
+  result.runs_on = {dpp::runs_on(lowered, result.slots, dpp::Transport::slots()),
+                    dpp::runs_on(lowered, {}, dpp::Transport::rendezvous()),
+                    dpp::runs_on(lowered, {}, dpp::Transport::blocking())};
+  result.run = dpp::estimate(lowered, ideal(times));
   return result;
+}
+
+dpp::Timeline timeline_of(const dpp::ScheduleView& lowered, const dpp::ActionTimes& times) {
+  return dpp::simulate(lowered, ideal(times)).timeline;
 }
 
 void put_figures(nlohmann::ordered_json& out, const dpp::ScheduleView& schedule,

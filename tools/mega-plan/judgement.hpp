@@ -3,6 +3,7 @@
 #include <mega/dpp/cluster_simulator.hpp>
 #include <mega/dpp/schedule.hpp>
 #include <mega/dpp/simulator.hpp>
+#include <mega/dpp/timeline.hpp>
 #include <mega/dpp/verifier.hpp>
 
 #include <nlohmann/json.hpp>
@@ -26,12 +27,18 @@ struct Judgement {
   mega::dpp::Verdict verdict;
   std::vector<int> slots;  ///< [p*v] required; empty unless the verdict is good
   RunsOn runs_on;
-  std::optional<mega::dpp::ClusterRun> run;  ///< on ideal links; none unless the verdict is good
+  /// On ideal links; none unless the verdict is good.
+  std::optional<mega::dpp::ClusterEstimate> run;
 };
 
 /// @param lowered  as its transfers stand
 [[nodiscard]] Judgement judge(const mega::dpp::ScheduleView& lowered,
                               const mega::dpp::ActionTimes& times);
+
+/// When its actions and transfers take place on ideal links, for pictures.
+/// @pre  the judgement is good
+[[nodiscard]] mega::dpp::Timeline timeline_of(const mega::dpp::ScheduleView& lowered,
+                                              const mega::dpp::ActionTimes& times);
 
 /// The figures of a good judgement, as JSON members and as lines of text.
 void put_figures(nlohmann::ordered_json& out, const mega::dpp::ScheduleView& schedule,

@@ -6,10 +6,41 @@
 
 #include <CLI/CLI.hpp>
 
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <limits>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#include <sys/mman.h>
+#endif
+
+namespace {
+
+/// A plan of a thousand ranks takes hundreds of megabytes, whose pages would cost more than all
+/// that is computed in them. So they are large where the system has large ones, and what one
+/// schedule has freed serves the next. Only pages that are used are taken.
+void prepare_memory() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+  constexpr std::size_t room = std::size_t{1} << 30;
+  constexpr std::size_t page = std::size_t{1} << 12;
+  char* const heap = static_cast<char*>(std::malloc(room));
+  if (heap == nullptr) return;
+  const std::size_t ahead = page - reinterpret_cast<std::uintptr_t>(heap) % page;
+  madvise(heap + ahead, room - page, MADV_HUGEPAGE);
+  std::free(heap);
+#endif
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
+  prepare_memory();
   CLI::App app{
       "Plans pipeline schedules: makes and draws them, proves them, compares them for a model and "
       "a\n"

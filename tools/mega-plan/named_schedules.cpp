@@ -122,18 +122,20 @@ MadeSchedule search(const Request& request, int v) {
   const std::string goal = request.goal.value_or("makespan");
   expects(goal == "makespan" || goal == "span", ErrorCode::usage,
           [&] { return sentence("--goal ", goal, " is unknown; valid are makespan and span"); });
-  const std::string place = request.placement.value_or("loop");
-  expects(place == "loop" || place == "v", ErrorCode::usage,
-          [&] { return sentence("--placement ", place, " is unknown; valid are loop and v"); });
+  const std::string place = request.placement.value_or("any");
+  expects(place == "loop" || place == "v" || place == "any", ErrorCode::usage, [&] {
+    return sentence("--placement ", place, " is unknown; valid are loop, v and any");
+  });
   const auto aim = goal == "span" ? dpp::ScheduleGoal::longest_span : dpp::ScheduleGoal::makespan;
   dpp::SearchBudget budget;
-  if (request.tries) {
-    expects(*request.tries >= 0, ErrorCode::usage,
-            [&] { return sentence("--tries is ", *request.tries, "; the least is 0"); });
-    budget.tries = *request.tries;
-  }
-  auto found = place == "v" ? dpp::auto_schedule(profile, aim, budget, dpp::VPlacement{})
-                            : dpp::auto_schedule(profile, aim, budget, dpp::LoopPlacement{});
+  if (request.tries) budget.tries = *request.tries;
+  constexpr dpp::LoopPlacement loop;
+  constexpr dpp::VPlacement on_v;
+  auto found = place == "loop" ? dpp::auto_schedule(profile, aim, budget, loop)
+               : place == "v"  ? dpp::auto_schedule(profile, aim, budget, on_v)
+                               : dpp::auto_schedule(profile, aim, budget, loop, on_v);
+  const bool is_choice = place == "any" && v > 1 && request.p > 1;
+  if (is_choice) found.candidate += sentence(", on the ", found.placement == "v" ? "V" : "loop");
   return {std::move(found.schedule), std::move(found.candidate)};
 }
 

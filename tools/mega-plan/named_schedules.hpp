@@ -11,6 +11,9 @@
 
 namespace plan {
 
+/// Most orders that a search may time: minutes for a pipeline of a thousand actions.
+inline constexpr int most_tries = 1'000'000;
+
 /// What a name stands for.
 struct NamedSchedule {
   std::string_view name;

@@ -68,15 +68,15 @@ void run(ScheduleArguments& arguments, const CLI::App& command) {
                counted(compute.m, "micro-batch"), ", ", counted(compute.v, "chunk"), " a rank",
                made.origin.empty() ? std::string() : sentence("; found as ", made.origin));
   OutputFiles files;
-  if (!arguments.svg.empty())
-    files.add(arguments.svg, dpp::to_svg(judgement.run->timeline, {.title = title}));
+  dpp::Timeline timeline;
+  if (!arguments.svg.empty() || !arguments.perfetto.empty()) timeline = timeline_of(lowered, times);
+  if (!arguments.svg.empty()) files.add(arguments.svg, dpp::to_svg(timeline, {.title = title}));
   if (!arguments.csv.empty()) {
     files.add(arguments.csv, dpp::write_csv(arguments.transfers
                                                 ? dpp::strip_implicit(dpp::order_transfers(lowered))
                                                 : made.schedule));
   }
-  if (!arguments.perfetto.empty())
-    files.add(arguments.perfetto, dpp::to_trace_json(judgement.run->timeline));
+  if (!arguments.perfetto.empty()) files.add(arguments.perfetto, dpp::to_trace_json(timeline));
   files.write();
 
   if (arguments.json) {
@@ -100,18 +100,22 @@ void add_schedule(CLI::App& app, int& /*exit_code*/) {
   const auto arguments = std::make_shared<ScheduleArguments>();
   Request& request = arguments->request;
   command.add_option("--name", request.name, "which schedule; --list prints all");
-  command.add_option("--pp", request.p, "pipeline ranks");
-  command.add_option("--micro-batches", request.m, "micro-batches of a step");
-  command.add_option("--vpp", request.v, "chunks a rank; by default what the schedule needs");
-  command.add_option("--group-size", request.group_size, "interleaved: micro-batches of a group");
-  command.add_option("--memory-cap", request.memory_cap,
-                     "v, auto: live activations of a chunk that a rank may hold");
+  const auto into = [](auto& value) { return [&value](auto given) { value = given; }; };
+  add_whole(command, "--pp", into(request.p), "pipeline ranks");
+  add_whole(command, "--micro-batches", into(request.m), "micro-batches of a step");
+  add_whole(command, "--vpp", into(request.v), "chunks a rank; by default what the schedule needs");
+  add_whole(command, "--group-size", into(request.group_size),
+            "interleaved: micro-batches of a group");
+  add_number(command, "--memory-cap", into(request.memory_cap),
+             "v, auto: live activations of a chunk that a rank may hold");
   command.add_option("--weights", request.weights,
                      "split-<base>: at-once, by-rank (default), at-end, or how many may wait");
-  command.add_option("--placement", request.placement, "auto: loop (default) or v");
+  command.add_option("--placement", request.placement,
+                     "auto: loop, v, or any (default), the better of both");
   command.add_option("--goal", request.goal,
                      "auto: makespan (default), or span, which leaves start skew out");
-  command.add_option("--tries", request.tries, "auto: orders that the local search times");
+  add_whole(command, "--tries", into(request.tries),
+            "auto: orders that the local search times on each placement", 0, most_tries);
   arguments->times.add_to(command, "one action on one chunk");
   command.add_flag("--list", arguments->list, "print the names, a line each, and end");
   command.add_flag("--json", arguments->json, "print one JSON object");

@@ -73,6 +73,7 @@ class EventReader {
   using Json = nlohmann::json;
 
   EventReader(const std::string& text, const std::string& file) : file_(file) {
+    if (text.find_first_not_of(" \t\r\n") == std::string::npos) refuse("is empty");
     try {
       document_ = Json::parse(text);
     } catch (const Json::parse_error& error) {
@@ -427,9 +428,8 @@ inline TraceFile parse_trace(const std::string& text, const std::string& file) {
   if (detail::TimelineReader::wrote(events))
     return {"mega-plan", detail::TimelineReader(events).read()};
   events.refuse(
-      "is no trace of a pipeline; valid are MegatronApp's profiles, with 'iteration begin', and "
-      "what "
-      "mega-plan schedule --perfetto writes");
+      "is no trace of a pipeline; valid are MegatronApp's profiles, with 'iteration begin', what "
+      "mega-plan schedule --perfetto writes, and the folder or files of a trainer's --trace");
 }
 
 /// Reads a file, packed by gzip or not.

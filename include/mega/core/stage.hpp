@@ -126,6 +126,10 @@ concept runs_backward_weight = requires(S& s, Ctx& ctx, typename S::saved_type& 
   s.backward_weight(ctx, saved);
 };
 
+/// Both halves apart, as schedules want them that put other work between the two.
+template <class S, class Ctx>
+concept runs_split_backward = runs_backward_input<S, Ctx> && runs_backward_weight<S, Ctx>;
+
 /// Optional: both halves at once, for stages that save memory by not splitting them.
 /// @law  where both forms exist they give the same bits
 template <class S, class Ctx>
@@ -143,8 +147,7 @@ concept computes_loss = requires(S& s, Ctx& ctx, typename S::edge_type out_then_
 };
 
 template <class S, class Ctx>
-concept runs_backward = runs_fused_backward<S, Ctx> ||
-    (runs_backward_input<S, Ctx>&& runs_backward_weight<S, Ctx>);
+concept runs_backward = runs_fused_backward<S, Ctx> || runs_split_backward<S, Ctx>;
 
 /// A chunk of a model on contexts of type Ctx.
 template <class S, class Ctx>

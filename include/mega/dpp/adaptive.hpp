@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -110,7 +109,7 @@ class AdaptiveTraversal {
   }
 
   [[nodiscard]] static constexpr int length(int /*p*/, int m, int v) noexcept { return 2 * m * v; }
-  constexpr int order(int rank, int p, int m, int v, std::span<Action> out) const {
+  constexpr int order(int rank, int p, int m, int v, ActionSpan out) const {
     return Interleaved{{group_size(p, m)}}.order(rank, p, m, v, out);
   }
 

@@ -1,5 +1,5 @@
-/// @file  Search for the best pipeline order from measured stage times and memory caps. Run time
-/// only, for start-up and tools; not part of mega.hpp.
+/// @file  Search for the best pipeline order, on one placement or several, from measured stage
+/// times and memory caps. Run time only, for start-up and tools; not part of mega.hpp.
 ///
 /// Every named traversal that fits the caps is a candidate, so is what a list scheduler makes with
 /// several rules, and the best of all is improved by a local search. All are timed by one function,
@@ -18,17 +18,19 @@
 #include <mega/dpp/zero_bubble.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <queue>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -45,6 +47,10 @@ struct PipelineProfile {
   /// [p*v] micro-batches that the place rank*v + chunk has room for; empty: for all. What is laid
   /// out for each chunk limits more than a rank's sum does.
   std::vector<int> chunk_caps = {};
+  /// [p*v] slots of the place rank*v + chunk with which the order has to run to its end, as
+  /// verify() judges; empty: as many as it requires. No chunk then holds more live activations
+  /// either.
+  std::vector<int> slots = {};
   /// Part of an activation that the input gradient has released already, in [0, 1]; the weight
   /// gradient releases the rest. 0: all is kept for the weight gradient.
   double released_by_input = 0;
@@ -60,7 +66,8 @@ enum class ScheduleGoal : std::uint8_t {
 /// When the local search stops. With `seconds` unlimited the result depends on nothing but the
 /// arguments.
 struct SearchBudget {
-  int tries = 1000;  ///< orders timed by the local search, each at the cost of all its actions
+  int tries = 1000;  ///< orders timed by the local search of each placement, each at the cost of
+                     ///< all its actions
   double seconds = std::numeric_limits<double>::infinity();  ///< of the whole call
   std::uint64_t seed = 0;
 };
@@ -70,11 +77,13 @@ struct ScheduleCandidate {
   std::string name;
   double makespan = 0;
   double longest_span = 0;
+  std::string_view placement;  ///< its name
 };
 
 struct AutoSchedule {
-  Schedule schedule;      ///< compute actions; lower() makes it executable
-  std::string candidate;  ///< where it came from
+  Schedule schedule;           ///< compute actions; lower() makes it executable
+  std::string candidate;       ///< where it came from
+  std::string_view placement;  ///< name of the placement that it is on
   Timing timing;
   std::vector<double> memory_per_rank;        ///< [p] peak, in activations of a chunk
   std::vector<ScheduleCandidate> candidates;  ///< all that fit, in the order of their trial
@@ -115,21 +124,24 @@ inline void expect_profile(const PipelineProfile& profile) {
     return sentence("the profile has memory caps of ", profile.caps.size(),
                     " ranks, not of p = ", profile.p);
   });
-  expects(profile.chunk_caps.empty() || profile.chunk_caps.size() == stages, ErrorCode::usage, [&] {
-    return sentence("the profile has room for micro-batches of ", profile.chunk_caps.size(),
-                    " chunks, not of p*v = ", stages);
-  });
-  for (const int& cap : profile.chunk_caps) {
-    expects(cap >= 1, ErrorCode::usage, [&] {
-      return sentence("place ", &cap - profile.chunk_caps.data(), " has room for ", cap,
-                      " micro-batches; it needs room for at least 1");
+  for (const std::vector<int>* const room : {&profile.chunk_caps, &profile.slots}) {
+    expects(room->empty() || room->size() == stages, ErrorCode::usage, [&] {
+      return sentence("the profile has room for micro-batches of ", room->size(),
+                      " chunks, not of p*v = ", stages);
     });
+    for (const int& count : *room) {
+      expects(count >= 1, ErrorCode::usage, [&] {
+        return sentence("place ", &count - room->data(), " has room for ", count,
+                        " micro-batches; it needs room for at least 1");
+      });
+    }
   }
   for (const double& cap : profile.caps) {
     expects(cap >= profile.v, ErrorCode::usage, [&] {
       return sentence("rank ", &cap - profile.caps.data(), " may hold ", cap,
-                      " live activations, but one micro-batch alone keeps one on each of its v = ",
-                      profile.v, " chunks; the smallest valid cap is ", profile.v);
+                      " live activations, but one micro-batch alone keeps one on each of its "
+                      "chunks; the smallest valid cap is v = ",
+                      profile.v);
     });
   }
 }
@@ -161,6 +173,8 @@ class Pipeline {
     }
     if (caps.empty()) caps.assign(at(p), never);
     if (chunk_caps.empty()) chunk_caps.assign(stage_of.size(), m);
+    for (std::size_t place = 0; place < profile.slots.size(); ++place)
+      chunk_caps[place] = std::min(chunk_caps[place], profile.slots[place]);
   }
 
   [[nodiscard]] static std::size_t at(int i) noexcept { return static_cast<std::size_t>(i); }
@@ -252,14 +266,13 @@ void number_letters(const std::vector<Letter>& word, int v, const Visit& visit) 
   }
 }
 
-/// The words as lists of actions.
-template <placement Placement>
-Schedule schedule_of(const Words& words, int m, int v, const Placement& place) {
-  Schedule made(static_cast<int>(words.size()), m, v, place);
+/// The words as lists of actions of the pipeline.
+inline Schedule schedule_of(const Words& words, const ScheduleView& pipeline) {
+  Schedule made(pipeline);
   std::vector<Action> list;
   for (const auto& word : words) {
     list.clear();
-    number_letters(word, v, [&](const Letter& letter, int microbatch) {
+    number_letters(word, pipeline.v, [&](const Letter& letter, int microbatch) {
       list.push_back({letter.kind, letter.with_next, letter.chunk, microbatch});
     });
     made.append(list);
@@ -639,7 +652,7 @@ class SearchRandom {
   Index drawn_ = 0;
 };
 
-/// What a search compares: the goal, and the other figure where the goal is equal.
+/// What the local search compares: the goal, and the other figure where the goal is equal.
 struct Cost {
   double goal = never;
   double other = never;
@@ -653,6 +666,19 @@ inline Cost cost_of(const Stopwatch& watch, ScheduleGoal goal) {
   const double span = watch.longest_span();
   return goal == ScheduleGoal::makespan ? Cost{makespan, span} : Cost{span, makespan};
 }
+
+/// What decides between orders: the goal, then the memory of the fullest rank, then the other
+/// figure.
+struct Rating {
+  Cost cost;
+  double peak = never;
+
+  [[nodiscard]] bool is_better_than(const Rating& best) const {
+    if (cost.goal != best.cost.goal) return cost.goal < best.cost.goal;
+    if (peak > best.peak + memory_slack) return false;
+    return peak < best.peak - memory_slack || cost < best.cost;
+  }
+};
 
 /// The actions that decide when the step ends, as (rank, position): from the last action of the
 /// rank that the goal is measured on back to the first of the pipeline, each beginning when the
@@ -730,18 +756,23 @@ inline void move_letter(std::vector<Letter>& word, int from, int to) {
 /// The search itself: named candidates, list schedules, then random changes to the best.
 class ScheduleSearch {
  public:
-  ScheduleSearch(const Pipeline& pipeline, ScheduleGoal goal, const SearchBudget& budget)
+  /// @param empty  a schedule of the pipeline
+  /// @param slots  as those of the profile
+  ScheduleSearch(const Pipeline& pipeline, const ScheduleView& empty, std::span<const int> slots,
+                 ScheduleGoal goal, const SearchBudget& budget)
       : pipe_(pipeline),
+        empty_(empty),
+        slots_(slots),
         goal_(goal),
         budget_(budget),
         begin_(std::chrono::steady_clock::now()),
         watch_(pipeline),
         random_(budget.seed) {}
 
-  /// Times the words; those that exceed a cap are no candidate.
+  /// Times the words; those that exceed a cap or do not run with the slots are no candidate.
   void consider(std::string_view name, const Words& words) {
-    if (!watch_.run(words)) return;
-    candidates.push_back({std::string(name), watch_.makespan(), watch_.longest_span()});
+    if (!watch_.run(words) || !runs_with_slots(words)) return;
+    candidates.push_back({std::string(name), watch_.makespan(), watch_.longest_span(), {}});
     keep_if_better(name, words);
   }
 
@@ -758,7 +789,7 @@ class ScheduleSearch {
               if (!best_list.empty() && out_of_time()) break;
               const ListRules rules{lead(part, more), patience, alternate, deep};
               Words words = ListScheduler(pipe_, rules).run();
-              if (is_better_list(rules, words)) best_list = std::move(words);
+              if (is_best_list(rules, words)) best_list = std::move(words);
             }
           }
         }
@@ -773,39 +804,38 @@ class ScheduleSearch {
     for (; tries < budget_.tries / 4 && !out_of_time(); ++tries) {
       const ListRules rules = varied(rules_);
       const Words words = ListScheduler(pipe_, rules).run();
-      if (is_better_list(rules, words)) keep_if_better("list, rules varied", words);
+      if (is_best_list(rules, words)) keep_if_better("list, rules varied", words);
     }
     move_letters();
   }
 
   Words best;
   std::string best_name;
+  Rating rating;  ///< of the best
   std::vector<ScheduleCandidate> candidates;
   int tries = 0;
 
  private:
-  /// Of equally short orders the one whose fullest rank holds least stays.
+  /// @pre watch_.run(words) and runs_with_slots(words) gave true
   void keep_if_better(std::string_view name, const Words& words) {
-    const Cost cost = cost_of(watch_, goal_);
-    if (cost_.goal < cost.goal) return;
     const auto& peaks = watch_.peak_memory();
-    const double peak = *std::max_element(peaks.begin(), peaks.end());
-    if (cost.goal == cost_.goal) {
-      const bool fuller = peak > peak_ + memory_slack;
-      const bool emptier = peak < peak_ - memory_slack;
-      if (fuller || (!emptier && !(cost < cost_))) return;
-    }
-    cost_ = cost;
-    peak_ = peak;
+    const Rating now{cost_of(watch_, goal_), *std::max_element(peaks.begin(), peaks.end())};
+    if (!now.is_better_than(rating)) return;
+    rating = now;
     best = words;
     best_name = name;
   }
 
+  [[nodiscard]] bool runs_with_slots(const Words& words) const {
+    return slots_.empty() ||
+           ListRun(lower(schedule_of(words, empty_)).view(), slots_, Transport::slots()).finish();
+  }
+
   /// Times a list schedule, and makes its rules the ones to vary if no other was better.
-  bool is_better_list(const ListRules& rules, const Words& words) {
+  bool is_best_list(const ListRules& rules, const Words& words) {
     if (!watch_.run(words)) return false;
     const Cost cost = cost_of(watch_, goal_);
-    if (list_cost_ < cost) return false;
+    if (list_cost_ < cost || !runs_with_slots(words)) return false;
     list_cost_ = cost;
     rules_ = rules;
     return true;
@@ -860,7 +890,7 @@ class ScheduleSearch {
   void move_letters() {
     if (best.empty()) return;
     Words words = split_words(best);
-    if (!watch_.run(words)) return;
+    if (!watch_.run(words) || !runs_with_slots(words)) return;
     Cost cost = cost_of(watch_, goal_);
     keep_if_better(best_name + ", split", words);
     bool moved = true;
@@ -888,8 +918,10 @@ class ScheduleSearch {
       move_letter(words[r], from, to);
       if (watch_.run(words)) {
         const Cost now = cost_of(watch_, goal_);
-        moved = !(cost < now);
-        if (moved) cost = now;
+        moved = !(cost < now) && runs_with_slots(words);
+      }
+      if (moved) {
+        cost = cost_of(watch_, goal_);
         keep_if_better(best_name.ends_with("moved") ? best_name : best_name + ", letters moved",
                        words);
       }
@@ -914,92 +946,193 @@ class ScheduleSearch {
   }
 
   const Pipeline& pipe_;
+  ScheduleView empty_;
+  std::span<const int> slots_;
   ScheduleGoal goal_;
   SearchBudget budget_;
   std::chrono::steady_clock::time_point begin_;
   Stopwatch watch_;
   SearchRandom random_;
-  Cost cost_;
-  double peak_ = never;
   ListRules rules_;  // of the best list schedule
   Cost list_cost_;
 };
 
-/// Calls visit(name, policy) for every named traversal. Those that refuse p, m or v, need another
-/// placement or exceed a cap drop out later.
-/// @param live  whole activations that the smallest cap holds
+/// From `first` to `last`, both included, in even steps of which there are at most 32.
 template <class Visit>
-void for_each_named_traversal(int p, int m, int live, const Visit& visit) {
-  visit("gpipe", GPipe{});
-  visit("1f1b", OneForwardOneBackward{});
-  visit("eager_1f1b", EagerOneForwardOneBackward{});
-  visit("zb_h1", ZeroBubbleH1{});
-  visit("zb_h2", ZeroBubbleH2{});
-  visit("dfc", ScheduleTraversal<DFC>{});
-  visit("dfc, W at once", SplitBackward<ScheduleTraversal<DFC>, WeightAtOnce>{});
-  visit("dfc, W by rank", SplitBackward<ScheduleTraversal<DFC>, WeightByRank<1>>{});
-  visit("dfc, W at end", SplitBackward<ScheduleTraversal<DFC>, WeightAtEnd>{});
-  visit("group size 2p", Interleaved{{std::clamp(2 * p, p, std::max(p, m))}});
-  visit("bfc", ScheduleTraversal<BFC>{});
-  visit("bfc, W at once", SplitBackward<ScheduleTraversal<BFC>, WeightAtOnce>{});
-  visit("gpipe, W at end", SplitBackward<GPipe, WeightAtEnd>{});
+void for_each_between(int first, int last, const Visit& visit) {
+  const int step = std::max(1, (last - first + 31) / 32);
+  for (int value = first; value < last; value += step) visit(value);
+  visit(last);
+}
+
+/// `pending` weight gradients may wait on the first rank, and `per_rank` more on each next one.
+struct EvenDelay {
+  static constexpr std::string_view name = "even";
+  int start = 0;
+  int per_rank = 0;
+  [[nodiscard]] constexpr int pending(int rank, int, int, int) const noexcept {
+    return start + per_rank * rank;
+  }
+};
+
+/// Calls visit(name, policy) for a traversal as it is and with its weight gradients apart.
+template <traversal_policy Base, class Visit>
+void with_each_delay(const std::string& name, const Base& base, int p, int m, int v,
+                     const Visit& visit) {
+  visit(name, base);
+  const auto with = [&](const std::string& delay, EvenDelay waits) {
+    visit(name + ", W " + delay, SplitBackward<Base, EvenDelay>{base, waits});
+  };
+  with("at once", {});
+  with("by rank", {0, 1});
+  with("by rank, twice", {0, 2});
+  const int most = std::min(2 * p, m) * v;
+  for (int pending = 1; pending <= most; pending *= 2)
+    with(sentence("pending ", pending), {pending, 0});
+  with("at end", {m * v, 0});
+}
+
+/// Calls visit(name, policy) for every named traversal of v chunks: those of one chunk, group sizes
+/// from p to m, caps of the V schedules from 2 to 2p (of many sizes or caps 33 each), and pending
+/// weight gradients in powers of two. Those that refuse p or m, need another placement, deadlock on
+/// this one or exceed a cap drop out later.
+template <class Visit>
+void for_each_named_traversal(int p, int m, int v, const Visit& visit) {
+  if (v == 1) {
+    with_each_delay("1f1b", OneForwardOneBackward{}, p, m, v, visit);
+    visit("zb_h1", ZeroBubbleH1{});
+    visit("zb_h2", ZeroBubbleH2{});
+    with_each_delay("eager_1f1b", EagerOneForwardOneBackward{}, p, m, v, visit);
+  } else {
+    for_each_between(p, std::max(p, m), [&](int group) {
+      const std::string name = group == p   ? "dfc"
+                               : group == m ? "bfc"
+                                            : sentence("group size ", group);
+      with_each_delay(name, Interleaved{{group}}, p, m, v, visit);
+    });
+  }
+  with_each_delay("gpipe", GPipe{}, p, m, v, visit);
+  if (v != 2) return;
   visit("zb_v", ZeroBubbleV{});
   visit("v_half", VHalf{});
   visit("v_min", VMin{});
-  visit("v_schedule", VSchedule{{live}});
+  for_each_between(2, 2 * p,
+                   [&](int cap) { visit(sentence("v_schedule of cap ", cap), VSchedule{{cap}}); });
   visit("dual_pipe_v", DualPipeV{});
 }
 
-}  // namespace detail
+/// Where an order may stand.
+struct Site {
+  Schedule empty;
+  std::string_view placement;  ///< its name
 
-/// The best order found for the profile on the given placement.
-///
-/// Candidates: the named traversals, and list schedules in which a rank takes an input gradient
-/// before a forward before a weight gradient, for several limits of how far forwards run ahead and
-/// of how well a weight gradient must fit the gap it fills. Then a local search varies the rules of
-/// the best list schedule and moves single actions on the critical path. What exceeds a cap is no
-/// candidate; of equally short orders the one with the least peak of any rank wins, then the one
-/// that came first. Every order keeps the micro-batches of a (chunk, kind)
-/// ascending and is proven by verify().
-/// @param place  which rank holds which stage; policies made for another placement stay out
-/// Throws Error(usage) where the profile is impossible: a cap below v, which one micro-batch alone
-/// needs, or times and sizes that do not fit each other.
-/// @cost  linear in the 3*p*m*v actions: 240 list schedules, 480 for v > 1, and budget.tries; about
-///        0.1 us an action of a list schedule, 0.01 us of the moves of the search
-/// @determinism  equal arguments give equal orders while budget.seconds is not spent
-template <placement Placement = LoopPlacement>
-[[nodiscard]] AutoSchedule auto_schedule(const PipelineProfile& profile,
-                                         ScheduleGoal goal = ScheduleGoal::makespan,
-                                         const SearchBudget& budget = {}, Placement place = {}) {
-  detail::expect_profile(profile);
+  [[nodiscard]] bool has_stages_of(const ScheduleView& other) const {
+    const auto own = empty.view().stage_of;
+    return std::equal(own.begin(), own.end(), other.stage_of.begin());
+  }
+};
+
+/// The best order on one site, and its rating.
+struct SiteResult {
+  AutoSchedule found;
+  Rating rating;
+};
+
+inline SiteResult search_site(const PipelineProfile& profile, ScheduleGoal goal,
+                              const SearchBudget& budget, const Site& site) {
   const int p = profile.p;
   const int m = profile.m;
   const int v = profile.v;
-  const Schedule empty(p, m, v, place);
-  const auto stage_of = empty.view().stage_of;
-  const detail::Pipeline pipeline(profile, {stage_of.begin(), stage_of.end()});
-  detail::ScheduleSearch search(pipeline, goal, budget);
-  const double cap = *std::min_element(pipeline.caps.begin(), pipeline.caps.end());
-  const int live = static_cast<int>(std::min(cap, 1.0 * m * v));
-  detail::for_each_named_traversal(p, m, live, [&](std::string_view name, const auto& policy) {
-    if constexpr (std::same_as<decltype(placement_of(policy, place)), Placement>) {
-      try {
-        search.consider(name, detail::words_of(make_schedule(policy, p, m, v, place)));
-      } catch (const Error& refusal) {
-        if (refusal.code() != ErrorCode::usage) throw;
-      }
+  const auto stage_of = site.empty.view().stage_of;
+  const Pipeline pipeline(profile, {stage_of.begin(), stage_of.end()});
+  ScheduleSearch search(pipeline, site.empty, profile.slots, goal, budget);
+  for_each_named_traversal(p, m, v, [&](const std::string& name, const auto& policy) {
+    if constexpr (brings_placement<std::remove_cvref_t<decltype(policy)>>) {
+      if (!site.has_stages_of(Schedule(p, m, v, policy.placement()))) return;
+    }
+    try {
+      search.consider(name, words_of(make_schedule(policy, p, m, v)));
+    } catch (const Error& refusal) {
+      if (refusal.code() != ErrorCode::usage) throw;
     }
   });
   search.try_lists();
   search.improve();
-  expects(!search.best.empty(), ErrorCode::logic, "the automatic scheduler found no order at all");
-  Schedule schedule = detail::schedule_of(search.best, m, v, place);
-  expect_valid(lower(schedule));
-  detail::Stopwatch watch(pipeline);
+  for (ScheduleCandidate& candidate : search.candidates) candidate.placement = site.placement;
+  AutoSchedule found{site.empty, std::move(search.best_name),  site.placement, {},
+                     {},         std::move(search.candidates), search.tries};
+  if (search.best.empty()) return {std::move(found), {}};
+  found.schedule = schedule_of(search.best, site.empty);
+  expect_valid(lower(found.schedule));
+  Stopwatch watch(pipeline);
   watch.run(search.best);
-  Timing timing = simulate(schedule, std::span<const ActionTimes>(profile.times));
-  return {std::move(schedule), std::move(search.best_name),  std::move(timing),
-          watch.peak_memory(), std::move(search.candidates), search.tries};
+  found.memory_per_rank = watch.peak_memory();
+  found.timing = simulate(found.schedule, std::span<const ActionTimes>(profile.times));
+  return {std::move(found), search.rating};
+}
+
+inline AutoSchedule search_sites(const PipelineProfile& profile, ScheduleGoal goal,
+                                 const SearchBudget& budget, std::span<const Site> sites) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::optional<SiteResult> best;
+  std::vector<ScheduleCandidate> candidates;
+  int tries = 0;
+  for (std::size_t i = 0; i < sites.size(); ++i) {
+    const auto same = [&](const Site& earlier) { return sites[i].has_stages_of(earlier.empty); };
+    if (std::any_of(sites.begin(), sites.begin() + static_cast<std::ptrdiff_t>(i), same)) continue;
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
+    SearchBudget own = budget;
+    own.seconds = (budget.seconds - spent.count()) / static_cast<double>(sites.size() - i);
+    SiteResult result = search_site(profile, goal, own, sites[i]);
+    const auto& found = result.found.candidates;
+    candidates.insert(candidates.end(), found.begin(), found.end());
+    tries += result.found.tries;
+    if (!best || result.rating.is_better_than(best->rating)) best = std::move(result);
+  }
+  expects(best->rating.peak < never, ErrorCode::usage,
+          "the automatic scheduler found no order that runs with the slots of the profile");
+  best->found.candidates = std::move(candidates);
+  best->found.tries = tries;
+  return std::move(best->found);
+}
+
+}  // namespace detail
+
+/// The best order found for the profile on the given placements; on LoopPlacement where none is
+/// given. auto_schedule(profile, goal, budget, LoopPlacement{}, VPlacement{}) tries both.
+///
+/// Candidates, on each placement: the named traversals, among them all group sizes from p to m, the
+/// V schedules of all caps from 2 to 2p (33 of each where there are more) and backwards split with
+/// several delays; and list schedules in which a rank takes an input gradient before a forward
+/// before a weight gradient, for several limits of how far forwards run ahead and of how well a
+/// weight gradient must fit the gap it fills. Then a local search varies the rules of the best list
+/// schedule and moves single actions on the critical path. What exceeds a cap is no candidate; of
+/// equally short orders the one with the least peak of any rank wins, then the one that came first.
+/// Every order keeps the micro-batches of a (chunk, kind) ascending and is proven by verify().
+/// @param places  which rank holds which stage; the times are by stage, so they are the same on
+/// all.
+///                Policies made for another placement stay out; a placement with every stage where
+///                an earlier one has it is passed over
+/// Throws Error(usage) where the profile is impossible: a cap below v, which one micro-batch alone
+/// needs, times and sizes that do not fit each other, or slots with which no order is found to run.
+/// @cost  of each placement, linear in the 3*p*m*v actions: up to some 400 named candidates at 0.05
+///        us an action, 240 list schedules, 480 for v > 1, at 0.1 us, and budget.tries at 0.01 us
+///        for the moves of the search
+/// @determinism  equal arguments give equal orders while budget.seconds is not spent
+template <placement... Placements>
+[[nodiscard]] AutoSchedule auto_schedule(const PipelineProfile& profile,
+                                         ScheduleGoal goal = ScheduleGoal::makespan,
+                                         const SearchBudget& budget = {}, Placements... places) {
+  if constexpr (sizeof...(places) == 0) {
+    return auto_schedule(profile, goal, budget, LoopPlacement{});
+  } else {
+    detail::expect_profile(profile);
+    const auto site = [&]<placement P>(const P& place) {
+      return detail::Site{Schedule(profile.p, profile.m, profile.v, place), P::name};
+    };
+    const std::array<detail::Site, sizeof...(places)> sites{site(places)...};
+    return detail::search_sites(profile, goal, budget, sites);
+  }
 }
 
 }  // namespace mega::inline v0::dpp

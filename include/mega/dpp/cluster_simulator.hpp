@@ -194,6 +194,7 @@ class ClusterModel {
   ClusterModel(const ScheduleView& schedule, const Cluster& cluster)
       : s_(schedule), cluster_(cluster) {
     check();
+    for (int stage = 0; stage < s_.stages(); ++stage) rank_of_.push_back(s_.rank_of(stage));
     number_links();
   }
 
@@ -202,12 +203,15 @@ class ClusterModel {
   const ActionTimes& times(int stage) const {
     return cluster_.times[cluster_.times.size() == 1 ? 0 : index(stage)];
   }
+  [[nodiscard]] int rank_of(int stage) const { return rank_of_[index(stage)]; }
   [[nodiscard]] std::size_t cell(int stage, int microbatch) const {
     return index(stage) * index(s_.m) + index(microbatch);
   }
   [[nodiscard]] std::size_t link_place(int from, int to) const {
     return index(from) * index(s_.p) + index(to);
   }
+
+  [[nodiscard]] std::size_t wires() const noexcept { return wires_.size(); }
 
   /// Directed links that some message takes, however many stages share them.
   void number_links() {
@@ -222,10 +226,10 @@ class ClusterModel {
     std::sort(places.begin(), places.end());
     places.erase(std::unique(places.begin(), places.end()), places.end());
     for (const std::size_t place : places) {
-      wires_.push_back({cluster_.links.empty()       ? Link{}
+      const Link link = cluster_.links.empty()       ? Link{}
                         : cluster_.links.size() == 1 ? cluster_.links[0]
-                                                     : cluster_.links[place],
-                        0.0});
+                                                     : cluster_.links[place];
+      wires_.push_back({link.latency, cluster_.message_bytes / link.bandwidth, 0.0});
     }
     for (auto& wire : wire_of_) wire.assign(index(s_.stages()), 0);
     each_edge([&](int direction, int stage, int from, int to) {
@@ -260,6 +264,7 @@ class ClusterModel {
   struct Passage {
     int from = 0;
     int to = 0;
+    std::size_t wire = 0;
     double start = 0;
     double left = 0;  ///< its buffer is free again
     double arrival = 0;
@@ -268,11 +273,12 @@ class ClusterModel {
   /// The message that a stage has ready at `now`; in the order in which its rank has them ready.
   /// @pre  the stage that consumes it is on another rank
   [[nodiscard]] Passage carry(int stage, bool gradient, int microbatch, double now) {
-    Wire& wire = wires_[wire_of_[gradient ? 1 : 0][index(stage)]];
-    Passage way{s_.rank_of(stage), s_.rank_of(gradient ? stage - 1 : stage + 1),
+    const std::size_t number = wire_of_[gradient ? 1 : 0][index(stage)];
+    Wire& wire = wires_[number];
+    Passage way{rank_of(stage), rank_of(gradient ? stage - 1 : stage + 1), number,
                 std::max(now, wire.free)};
-    way.left = wire.free = way.start + cluster_.message_bytes / wire.link.bandwidth;
-    way.arrival = wire.free + wire.link.latency + times(stage).hop;
+    way.left = wire.free = way.start + wire.occupied;
+    way.arrival = wire.free + wire.latency + times(stage).hop;
     if (cluster_.jitter.link_delay > 0) {
       way.arrival -=
           cluster_.jitter.link_delay * std::log1p(-draw(stage, microbatch, gradient ? 15 : 14));
@@ -285,8 +291,9 @@ class ClusterModel {
 
  private:
   struct Wire {
-    Link link{};
-    double free = 0;  ///< when it takes the next message
+    double latency = 0;
+    double occupied = 0;  ///< time that a message takes it for
+    double free = 0;      ///< when it takes the next message
   };
 
   void check() const {
@@ -305,6 +312,7 @@ class ClusterModel {
     });
   }
 
+  std::vector<int> rank_of_;  // by stage
   std::vector<Wire> wires_;
   std::vector<std::size_t> wire_of_[2];  // by stage that sends: outputs, gradients
 };
@@ -534,8 +542,8 @@ class ClusterSimulation : private ClusterModel {
 
   void send(int stage, bool gradient, int microbatch) {
     const int target = gradient ? stage - 1 : stage + 1;
-    const int from = s_.rank_of(stage);
-    const int to = s_.rank_of(target);
+    const int from = rank_of(stage);
+    const int to = rank_of(target);
     if (from == to) {
       here_[gradient ? 1 : 0][cell(target, microbatch)] = true;
       --buffers_used_[gradient ? 1 : 0][index(stage)];
@@ -601,7 +609,7 @@ class ClusterSimulation : private ClusterModel {
 class StaticSimulation : private ClusterModel {
  public:
   StaticSimulation(const ScheduleView& schedule, const Cluster& cluster)
-      : ClusterModel(schedule, cluster), ranks_(index(s_.p)) {
+      : ClusterModel(schedule, cluster), ranks_(index(s_.p)), under_way_(wires()) {
     expects(cluster.slots.empty(), ErrorCode::usage,
             "an estimate knows no slots; simulate() the schedule instead");
     for (auto& here : here_) here.assign(cell(s_.stages(), 0), not_here);
@@ -625,9 +633,9 @@ class StaticSimulation : private ClusterModel {
     double start = 0;
     double end = 0;
   };
-  /// Of one link, which takes its messages in the order of their starts.
-  struct Incoming {
-    int from = 0;
+  /// Messages of a link, which takes them in the order of their starts.
+  struct UnderWay {
+    int to = 0;
     std::vector<Span> spans{};
   };
   struct Rank {
@@ -638,7 +646,6 @@ class StaticSimulation : private ClusterModel {
     double first_start = -1;
     int live = 0, peak = 0;
     std::vector<Span> computed;  ///< neighbours that touch are one
-    std::vector<Incoming> incoming;
   };
 
   static void join(std::vector<Span>& spans, double start, double end) {
@@ -704,15 +711,14 @@ class StaticSimulation : private ClusterModel {
     const int target = gradient ? stage - 1 : stage + 1;
     double& arrival = here_[gradient ? 1 : 0][cell(target, microbatch)];
     arrival = ranks_[index(rank)].free;
-    const int to = s_.rank_of(target);
+    const int to = rank_of(target);
     if (to == rank) return;
     const Passage way = carry(stage, gradient, microbatch, arrival);
     arrival = way.arrival;
+    UnderWay& messages = under_way_[way.wire];
+    messages.to = to;
+    join(messages.spans, way.start, way.arrival);
     Rank& receiver = ranks_[index(to)];
-    std::size_t k = 0;
-    while (k < receiver.incoming.size() && receiver.incoming[k].from != rank) ++k;
-    if (k == receiver.incoming.size()) receiver.incoming.push_back({rank});
-    join(receiver.incoming[k].spans, way.start, way.arrival);
     if (!receiver.waits) return;
     receiver.waits = false;
     runnable.push_back(to);
@@ -720,6 +726,8 @@ class StaticSimulation : private ClusterModel {
 
   ClusterEstimate report() {
     ClusterEstimate out;
+    std::vector<std::vector<const UnderWay*>> incoming(ranks_.size());
+    for (const UnderWay& messages : under_way_) incoming[index(messages.to)].push_back(&messages);
     for (int rank = 0; rank < s_.p; ++rank) {
       const Rank& at = ranks_[index(rank)];
       out.timing.peak_per_rank.push_back(at.peak);
@@ -730,9 +738,13 @@ class StaticSimulation : private ClusterModel {
       Timeline own;  // the rank by itself, of joined spans
       auto& computed = own.ranks.emplace_back();
       for (const Span& span : at.computed) computed.push_back({{}, span.start, span.end});
-      for (const Incoming& incoming : at.incoming) {
-        for (const Span& span : incoming.spans)
+      for (const UnderWay* const messages : incoming[index(rank)]) {
+        const auto before = static_cast<std::ptrdiff_t>(own.transfers.size());
+        for (const Span& span : messages->spans)
           own.transfers.push_back({0, 0, {}, {}, span.start, span.end});
+        const auto earlier = [](const Transfer& a, const Transfer& b) { return a.start < b.start; };
+        std::inplace_merge(own.transfers.begin(), own.transfers.begin() + before,
+                           own.transfers.end(), earlier);
       }
       const TransferTime time = transfer_time(own);
       out.transfers.total += time.total;
@@ -742,7 +754,8 @@ class StaticSimulation : private ClusterModel {
   }
 
   std::vector<Rank> ranks_;
-  std::vector<double> here_[2];  // [stages, m] when the input activation, the gradient arrives
+  std::vector<UnderWay> under_way_;  // by wire
+  std::vector<double> here_[2];      // [stages, m] when the input activation, the gradient arrives
 };
 
 }  // namespace detail

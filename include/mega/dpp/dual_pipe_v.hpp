@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cstddef>
-#include <span>
 #include <string_view>
 
 namespace mega::inline v0::dpp {
@@ -40,6 +39,7 @@ namespace mega::inline v0::dpp {
 /// Source: DeepSeek-AI, DualPipe and DualPipeV; the V, half of DualPipe, is by Sea AI Lab.
 struct DualPipeV {
   static constexpr std::string_view name = "dual_pipe_v";
+  static constexpr bool splits_backward = true;
 
   [[nodiscard]] static constexpr VPlacement placement() noexcept { return {}; }
 
@@ -48,7 +48,7 @@ struct DualPipeV {
     return 4 * m + 2 * p - 1;
   }
 
-  static constexpr int order(int rank, int p, int m, int v, std::span<Action> out);
+  static constexpr int order(int rank, int p, int m, int v, ActionSpan out);
 };
 
 namespace detail {
@@ -56,7 +56,7 @@ namespace detail {
 /// Writes a rank's list; each chunk and kind counts its own micro-batches.
 class DualPipeList {
  public:
-  constexpr explicit DualPipeList(std::span<Action> out) noexcept : out_(out), sink_(out) {}
+  constexpr explicit DualPipeList(ActionSpan out) noexcept : out_(out), sink_(out) {}
 
   constexpr void forward(int chunk) { sink_.put(ActionKind::forward, chunk, forwards_[chunk]++); }
   constexpr void backward(int chunk) {
@@ -78,7 +78,7 @@ class DualPipeList {
   [[nodiscard]] constexpr int count() const noexcept { return sink_.count(); }
 
  private:
-  std::span<Action> out_;
+  ActionSpan out_;
   ActionSink sink_;
   int forwards_[2] = {};
   int backwards_[2] = {};
@@ -87,7 +87,7 @@ class DualPipeList {
 
 }  // namespace detail
 
-constexpr int DualPipeV::order(int rank, int p, int m, int v, std::span<Action> out) {
+constexpr int DualPipeV::order(int rank, int p, int m, int v, ActionSpan out) {
   detail::expect_pipeline(rank, p, m, v);
   expects(v == 2, ErrorCode::usage,
           [&] { return sentence("DualPipeV runs 2 chunks a rank, not v ", v, "; use v 2"); });

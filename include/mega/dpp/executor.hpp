@@ -76,7 +76,8 @@ class Executor {
                 "mega: the communicator has no channels on this device's streams");
 
   /// Collective over the pipeline: opens the channels and checks that both ends of every edge
-  /// agree on its extents. Throws Error(usage) naming both ends where they do not.
+  /// agree on its extents. Throws Error(usage) naming both ends where they do not, and where the
+  /// list has actions that the stage cannot do.
   /// @param actions  a lowered list of this rank (dpp::lower)
   /// @param replays  whether calls of stages may be replayed: a stage queues the same each time,
   ///                 all that it does on the host is to queue, and so do its communicators
@@ -99,6 +100,7 @@ class Executor {
         compute_(device.make_stream("compute")),
         replays_(make_replays(device)),
         may_replay_(replays && hooks_are_null(hooks)) {
+    expect_supported(actions_);
     live_.reserve(placements_.size());
     for (const ChunkPlacement& at : placements_) {
       Ports& port = ports_.emplace_back();
@@ -134,7 +136,10 @@ class Executor {
   }
   /// Another order of the same actions from the next step on, on all ranks of the pipeline.
   /// @pre it runs with the slots that the placements have
-  void reorder(std::span<const Action> actions) { actions_.assign(actions.begin(), actions.end()); }
+  void reorder(std::span<const Action> actions) {
+    expect_supported(actions);
+    actions_.assign(actions.begin(), actions.end());
+  }
 
   /// Changes whenever work that was queued earlier names other memory or numbers than the same call
   /// of a stage would now.
@@ -480,29 +485,35 @@ class Executor {
     }
   }
 
-  void backward_input(std::size_t c, int mb) {
-    if constexpr (runs_backward_input<Stage, context_type>) {
+  /// Not every stage can split its backward.
+  static void expect_supported(std::span<const Action> actions) {
+    if constexpr (!runs_split_backward<Stage, context_type>) {
+      for (const Action& a : actions) {
+        expects(a.kind != ActionKind::backward_input && a.kind != ActionKind::backward_weight,
+                ErrorCode::usage, [&] {
+                  return sentence("the order has a ", to_string(a),
+                                  ", and this stage lacks backward_input() or backward_weight(); "
+                                  "choose a schedule that does not split the backward");
+                });
+      }
+    }
+  }
+
+  void backward_input([[maybe_unused]] std::size_t c, [[maybe_unused]] int mb) {
+    if constexpr (runs_split_backward<Stage, context_type>) {
       const edge din = acquire_din(c, mb);
       perform_call(ActionKind::backward_input, c, mb, [&](context_type& ctx) {
         Slot<Stage>& at = slot(c, mb);
         stages_[c].backward_input(ctx, const_edge_t<Stage>(at.dout), din, at.saved);
       });
-    } else {
-      throw Error(
-          ErrorCode::usage,
-          "this stage has no backward_input(); choose a schedule that does not split the backward");
     }
   }
 
-  void backward_weight(std::size_t c, int mb) {
-    if constexpr (runs_backward_weight<Stage, context_type>) {
+  void backward_weight([[maybe_unused]] std::size_t c, [[maybe_unused]] int mb) {
+    if constexpr (runs_split_backward<Stage, context_type>) {
       perform_call(ActionKind::backward_weight, c, mb,
                    [&](context_type& ctx) { stages_[c].backward_weight(ctx, slot(c, mb).saved); });
       release(c, mb);
-    } else {
-      throw Error(ErrorCode::usage,
-                  "this stage has no backward_weight(); choose a schedule that does not split the "
-                  "backward");
     }
   }
 

@@ -58,11 +58,18 @@ class Schedule {
   constexpr Schedule(int p, int m, int v, Placement place) : p_(p), m_(m), v_(v) {
     detail::expect_pipeline(0, p, m, v);
     const auto stages = static_cast<std::size_t>(p * v);
+    constexpr int nowhere = -1;
     stage_of_.assign(stages, 0);
-    place_of_.assign(stages, 0);
+    place_of_.assign(stages, nowhere);
     for (int rank = 0; rank < p; ++rank) {
       for (int chunk = 0; chunk < v; ++chunk) {
         const int stage = place.stage(rank, chunk, p, v);
+        const bool is_new =
+            0 <= stage && stage < p * v && place_of_[static_cast<std::size_t>(stage)] == nowhere;
+        expects(is_new, ErrorCode::logic, [&] {
+          return sentence("the placement ", Placement::name, " puts stage ", stage, " on chunk ",
+                          chunk, " of rank ", rank, "; each of 0..", p * v - 1, " has one place");
+        });
         stage_of_[static_cast<std::size_t>(rank * v + chunk)] = stage;
         place_of_[static_cast<std::size_t>(stage)] = rank * v + chunk;
       }
@@ -79,6 +86,9 @@ class Schedule {
         place_of_(other.place_of.data(), other.place_of.data() + other.place_of.size()) {
     first_.push_back(0);
   }
+
+  /// Takes memory for that many actions of all ranks at once, which counts for large pipelines.
+  constexpr void reserve(std::size_t actions) { actions_.reserve(actions); }
 
   /// The list of the next rank. @pre fewer than p ranks have theirs
   constexpr void append(std::span<const Action> list) {
@@ -116,19 +126,36 @@ class Schedule {
 
 /// The compute actions of all ranks in the policy's order; lower() makes them executable.
 /// @param place  where the policy brings no placement of its own
-/// Throws Error(usage) where the policy refuses p, m or v.
+/// Throws Error(usage) where the policy refuses p, m or v, Error(logic) where its length(), order()
+/// or orders() contradict each other.
 template <traversal_policy Policy, placement Placement = LoopPlacement>
 [[nodiscard]] constexpr Schedule make_schedule(const Policy& policy, int p, int m, int v,
                                                Placement place = {}) {
   Schedule made(p, m, v, placement_of(policy, place));
   if constexpr (orders_all_ranks<Policy>) {
-    for (const auto& list : policy.orders(p, m, v)) made.append(list);
+    const std::vector<std::vector<Action>> lists = policy.orders(p, m, v);
+    expects(lists.size() == static_cast<std::size_t>(p), ErrorCode::logic, [&] {
+      return sentence("orders() of the policy ", Policy::name, " gives ", lists.size(),
+                      " lists for ", p, " ranks");
+    });
+    made.reserve(lists.size() * lists.front().size());
+    for (const auto& list : lists) made.append(list);
     return made;
   }
-  std::vector<Action> list(static_cast<std::size_t>(policy.length(p, m, v)), Action{});
+  const int length = policy.length(p, m, v);
+  expects(length >= 0, ErrorCode::logic, [&] {
+    return sentence("length() of the policy ", Policy::name, " is ", length, " for p ", p, ", m ",
+                    m, ", v ", v, "; it must be at least 0");
+  });
+  std::vector<Action> list(static_cast<std::size_t>(length), Action{});
+  made.reserve(static_cast<std::size_t>(p) * list.size());
   for (int rank = 0; rank < p; ++rank) {
-    const int count = policy.order(rank, p, m, v, list);
-    made.append(std::span<const Action>(list).first(static_cast<std::size_t>(count)));
+    const int count = policy.order(rank, p, m, v, ActionSpan({list.data(), list.size()}));
+    expects(0 <= count && count <= length, ErrorCode::logic, [&] {
+      return sentence("order() of the policy ", Policy::name, " returns ", count, " for rank ",
+                      rank, " of p ", p, ", m ", m, ", v ", v, "; its length() allows 0..", length);
+    });
+    made.append({list.data(), static_cast<std::size_t>(count)});
   }
   return made;
 }
@@ -153,6 +180,11 @@ struct Lowering {
 [[nodiscard]] constexpr Schedule lower(const ScheduleView& compute, Lowering options = {}) {
   using enum ActionKind;
   Schedule made(compute);
+  std::size_t most = static_cast<std::size_t>(compute.p) * static_cast<std::size_t>(compute.v + 1);
+  for (const Action& a : compute.actions) {
+    most += a.kind == forward || gives_input_gradient(a.kind) ? 3U : 1U;
+  }
+  made.reserve(most);
   const int last_stage = compute.stages() - 1;
   std::vector<Action> list;
   std::vector<int> gradients_left(static_cast<std::size_t>(compute.v), 0);

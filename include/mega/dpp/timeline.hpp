@@ -63,7 +63,8 @@ struct TransferTime {
   }
   TransferTime time;
   for (std::size_t r = 0; r < incoming.size(); ++r) {
-    std::sort(incoming[r].begin(), incoming[r].end());
+    if (!std::is_sorted(incoming[r].begin(), incoming[r].end()))
+      std::sort(incoming[r].begin(), incoming[r].end());
     const auto& computed = timeline.ranks[r];
     std::size_t next = 0;
     double seen = 0;  // compute before this has been counted: fused halves overlap

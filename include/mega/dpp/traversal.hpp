@@ -2,11 +2,14 @@
 ///
 /// Notation of all schedule code: p ranks, m micro-batches, v model chunks a rank, r = rank.
 /// A traversal policy is a small value with
-///   length(p, m, v)              how many compute actions a rank has
+///   length(p, m, v)              how many compute actions a rank has at most
 ///   order(rank, p, m, v, out)    writes them to `out` in the order of execution, returns how many
 /// Both are constexpr. Every policy keeps the micro-batches of one chunk in
 /// ascending order, forwards and backwards alike, so gradients add up in the same order whatever
 /// the traversal.
+/// Where the order has backward_input and backward_weight it says so with
+///   static constexpr bool splits_backward = true;
+/// which lets the compiler refuse stages that cannot split.
 #pragma once
 #include <mega/core/error.hpp>
 #include <mega/core/value.hpp>
@@ -16,9 +19,62 @@
 #include <cstddef>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace mega::inline v0::dpp {
+
+/// Room for the actions of a rank, in memory of the caller: a span that refuses to be written past
+/// its end. It does not convert to a std::span, which would not.
+class ActionSpan {
+ public:
+  constexpr ActionSpan(std::span<Action> room) noexcept : data_(room.data()), size_(room.size()) {}
+  /// A vector, an array.
+  template <class Room>
+  requires std::convertible_to<Room&, std::span<Action>>
+  constexpr ActionSpan(Room& room) noexcept : ActionSpan(std::span<Action>(room)) {}
+
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
+
+  /// Throws Error(logic) at the end and behind it.
+  [[nodiscard]] constexpr Action& operator[](std::size_t position) const {
+    expects(position < size_, ErrorCode::logic, [&] {
+      return sentence("an order has an action at position ", position,
+                      " of a rank, but its length() is ", size_);
+    });
+    return data_[position];
+  }
+
+  /// The first `count` actions. Throws Error(logic) where there are not as many.
+  [[nodiscard]] constexpr std::span<Action> first(int count) const {
+    expects(0 <= count && static_cast<std::size_t>(count) <= size_, ErrorCode::logic, [&] {
+      return sentence("an order has ", count, " actions on a rank, but its length() is ", size_);
+    });
+    return {data_, static_cast<std::size_t>(count)};
+  }
+
+ private:
+  Action* data_;
+  std::size_t size_;
+};
+
+/// Appends actions to an ActionSpan: what order() is written with.
+class ActionSink {
+ public:
+  constexpr explicit ActionSink(ActionSpan out) noexcept : out_(out) {}
+
+  /// Throws Error(logic) where the span is full.
+  constexpr void put(ActionKind kind, int chunk, int microbatch) {
+    out_[count_] = make_action(kind, chunk, microbatch);
+    ++count_;
+  }
+  /// How many were appended: what order() returns.
+  [[nodiscard]] constexpr int count() const noexcept { return static_cast<int>(count_); }
+
+ private:
+  ActionSpan out_;
+  std::size_t count_ = 0;
+};
 
 template <class P>
 concept has_traversal_name = requires {
@@ -32,7 +88,7 @@ concept gives_traversal_length = requires(const P policy, int p, int m, int v) {
 
 template <class P>
 concept writes_traversal_order = requires(const P policy, int rank, int p, int m, int v,
-                                          std::span<Action> out) {
+                                          ActionSpan out) {
   { policy.order(rank, p, m, v, out) } -> std::same_as<int>;
 };
 
@@ -46,6 +102,11 @@ concept orders_all_ranks = requires(const P policy, int p, int m, int v) {
 template <class P>
 concept traversal_policy = semiregular<P> && has_traversal_name<P> && gives_traversal_length<P> &&
     writes_traversal_order<P>;
+
+/// A policy in whose order input and weight gradients are actions of their own. One that never says
+/// so may still turn out to: the executor then refuses a stage that cannot, when it is made.
+template <class P>
+concept splits_backward = std::bool_constant<P::splits_backward>::value;
 
 /// A policy whose order changes between steps names all that it may become: alternatives(p, m).
 /// Slots are made for every one of them, and for itself.
@@ -63,32 +124,21 @@ constexpr void expect_pipeline(int rank, int p, int m, int v) {
   });
   expects(v <= 32767, ErrorCode::usage,
           [&] { return sentence("v ", v, " chunks a rank is above the limit of 32767"); });
+  // All actions of a lowered schedule are numbered by an int: at most eight a stage and
+  // micro-batch.
+  constexpr long long most = (1LL << 28) - 1;
+  expects(m <= most / v && p <= most / v / m, ErrorCode::usage, [&] {
+    return sentence("p ", p, ", m ", m, ", v ", v, " are more than ", most,
+                    " micro-batches of a stage, the limit for a schedule");
+  });
   expects(0 <= rank && rank < p, ErrorCode::usage,
           [&] { return sentence("rank ", rank, " is outside 0..", p - 1); });
 }
 
-/// Appends to a caller's span, refusing to write past its end.
-class ActionSink {
- public:
-  constexpr explicit ActionSink(std::span<Action> out) noexcept : out_(out) {}
-
-  constexpr void put(ActionKind kind, int chunk, int microbatch) {
-    expects(count_ < out_.size(), ErrorCode::logic, [&] {
-      return sentence("the output for a rank's actions holds only ", out_.size(), " actions");
-    });
-    out_[count_++] = make_action(kind, chunk, microbatch);
-  }
-  [[nodiscard]] constexpr int count() const noexcept { return static_cast<int>(count_); }
-
- private:
-  std::span<Action> out_;
-  std::size_t count_ = 0;
-};
-
 /// The chunk x micro-batch matrix in groups of `group` micro-batches, chunk by chunk inside a
 /// group: `warm_up` forwards, then one forward and one backward in turn, then the backwards left.
 /// Micro-batches m..padded-1 take their turn in the count but are left out of the result.
-constexpr int interleave(int m, int padded, int v, int group, int warm_up, std::span<Action> out) {
+constexpr int interleave(int m, int padded, int v, int group, int warm_up, ActionSpan out) {
   ActionSink sink(out);
   const int total = padded * v;
   const int lead = warm_up < total ? warm_up : total;
@@ -111,14 +161,15 @@ constexpr int interleave(int m, int padded, int v, int group, int warm_up, std::
 }  // namespace detail
 
 /// All forwards, chunk by chunk, then all backwards. Right for every p, m, v >= 1.
-/// Peak: m*v live activations on every rank. Bubble: (p-1)/(m*v+p-1) of the step.
+/// Peak: m*v live activations on every rank. Bubble: (p-1)/(m*v+p-1) of the step; with v > 1 and
+/// m < p the step takes p*v+m-1 turns in place of m*v+p-1, a turn being F + B of a chunk.
 /// Source: Huang et al., GPipe (v = 1); Lamy-Poirier, breadth-first pipeline (v > 1).
 struct GPipe {
   static constexpr std::string_view name = "gpipe";
 
   [[nodiscard]] static constexpr int length(int /*p*/, int m, int v) noexcept { return 2 * m * v; }
 
-  static constexpr int order(int rank, int p, int m, int v, std::span<Action> out) {
+  static constexpr int order(int rank, int p, int m, int v, ActionSpan out) {
     detail::expect_pipeline(rank, p, m, v);
     return detail::interleave(m, m, v, m, m * v, out);
   }
@@ -135,7 +186,7 @@ struct OneForwardOneBackward {
 
   [[nodiscard]] static constexpr int length(int /*p*/, int m, int /*v*/) noexcept { return 2 * m; }
 
-  static constexpr int order(int rank, int p, int m, int v, std::span<Action> out) {
+  static constexpr int order(int rank, int p, int m, int v, ActionSpan out) {
     detail::expect_pipeline(rank, p, m, v);
     expects(v == 1, ErrorCode::usage, [&] {
       return sentence("1F1B runs 1 chunk a rank, not v ", v,
@@ -177,11 +228,12 @@ concept traversal_dial = semiregular<D> && has_traversal_name<D> && gives_group_
 /// Interleaved 1F1B over the chunk x micro-batch matrix, with the dial's micro-batch group size g.
 /// Right for every p, m, v >= 1 on LoopPlacement; with v = 1 it is 1F1B and g has no meaning.
 /// Warm-up of rank r: 2(p-1-r) + (v-1)g forwards. Peak: min(m*v, that + 1) live activations.
-/// Bubble at zero transfer time: (p-1)/(m*v+p-1) of the step.
+/// Step at zero transfer time, in turns, F + B of a chunk: m*v+p-1, of which p-1 are bubble, where
+/// m mod g = 0 or m mod g >= p; p*v+m-1 where v > 1 and m < p, whatever g.
 /// A last group of fewer than p micro-batches can deadlock in this pattern, so it is laid out as if
 /// it had p and the absent ones are skipped: leaving micro-batches out of a feasible order keeps it
-/// feasible, and the peak can only fall. Skipped turns cost time; a g with m mod g = 0 or m mod g
-/// >= p has none.
+/// feasible, and the peak can only fall. The (v-1)(p - m mod g) turns skipped cost B each or
+/// slightly more; g = m skips none.
 /// Source: Narayanan et al., Efficient large-scale language model training on GPU clusters.
 template <traversal_dial Dial>
 struct ScheduleTraversal {
@@ -195,15 +247,14 @@ struct ScheduleTraversal {
     return v == 1 ? p - 1 - rank : 2 * (p - 1 - rank) + (v - 1) * dial.group_size(p, m);
   }
 
-  constexpr int order(int rank, int p, int m, int v, std::span<Action> out) const {
+  constexpr int order(int rank, int p, int m, int v, ActionSpan out) const {
     detail::expect_pipeline(rank, p, m, v);
     if (v == 1) return detail::interleave(m, m, 1, m, warm_up(rank, p, m, v), out);
     const int group = dial.group_size(p, m);
     const int largest = m < p ? p : m;
     expects(p <= group && group <= largest, ErrorCode::usage, [&] {
       return sentence("micro-batch group size ", group, " is outside ", p, "..", largest, " for p ",
-                      p, " ranks and m ", m, " micro-batches; the nearest valid one is ",
-                      group < p ? p : largest);
+                      p, ", m ", m, "; the nearest valid one is ", group < p ? p : largest);
     });
     const int rest = m % group;
     const int padded = rest == 0 || rest >= p ? m : m - rest + p;

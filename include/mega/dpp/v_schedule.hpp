@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <string_view>
@@ -109,6 +110,30 @@ struct VLength {
   }
 };
 
+/// A preference as tables over sets of f0, f1, i1 and i0, one bit a step.
+struct VChoice {
+  VStep first_of[16] = {};              ///< the step of the set that comes first; v_steps: empty
+  unsigned ahead_of[v_steps + 1] = {};  ///< the steps that come before a step; of v_steps all
+  WeightTurn weights = when_idle;
+
+  constexpr explicit VChoice(const VPreference& preference) : weights(preference.weights) {
+    for (unsigned set = 0; set < 16; ++set) {
+      first_of[set] = v_steps;
+      for (int i = 3; i >= 0; --i) {
+        if ((set & bit(preference.first[i])) != 0) first_of[set] = preference.first[i];
+      }
+    }
+    unsigned before = 0;
+    for (const VStep step : preference.first) {
+      ahead_of[step] = before;
+      before |= bit(step);
+    }
+    ahead_of[v_steps] = before;
+  }
+
+  static constexpr unsigned bit(VStep step) noexcept { return 1U << step; }
+};
+
 /// One run on unit times. @pre p, m >= 1, cap >= 2
 class VRun {
  public:
@@ -116,9 +141,21 @@ class VRun {
       : p_(p),
         m_(m),
         cap_(cap),
-        rule_(rule),
-        ranks_(static_cast<std::size_t>(p), Rank{}),
-        begun_(ranks_.size(), v_steps) {}
+        lead_(rule.lead),
+        steady_(rule.steady),
+        drain_(rule.drain),
+        done_(static_cast<std::size_t>(v_steps * (p + 2)), 0),
+        room_(static_cast<std::size_t>(p), 0),
+        ready_(room_.size(), 0),
+        fitting_(room_.size(), 0),
+        ranks_(room_.size(), Rank{}),
+        begun_(room_.size(), v_steps) {
+    done(f0, -1) = m;
+    for (int rank = 0; rank < p; ++rank) {
+      const int spare = (rule.spare * 2 * p + rule.spare_growth * cap * rank) / (20 * p);
+      room_[at(rank)] = cap - (spare < cap ? spare : cap - 1);
+    }
+  }
   constexpr ~VRun() = default;  // nvcc 13 does not see that the implicit one is constexpr
 
   /// @param lists  [p] receives each rank's actions; empty: only the length is wanted
@@ -128,19 +165,24 @@ class VRun {
     VLength length;
     for (int left = v_steps * m_ * p_; left > 0; ++now_) {
       if (length.span > longest_span) return length;
+      look();
       for (int rank = 0; rank < p_; ++rank) begun_[at(rank)] = choose(rank);
       for (int rank = 0; rank < p_; ++rank) {
         const VStep step = begun_[at(rank)];
         if (step == v_steps) continue;
         Rank& r = ranks_[at(rank)];
-        if (!lists.empty()) lists[at(rank)].push_back(v_action(step, r.done[step]));
+        if (!lists.empty()) lists[at(rank)].push_back(v_action(step, done(step, rank)));
         if (r.start < 0) r.start = now_;
-        ++r.done[step];
+        ++done(step, rank);
         --left;
         // What the rank has still to do takes a unit each at least.
         const int span = now_ + 1 - r.start + v_steps * m_ - ++r.begun;
         if (span > length.span) length.span = span;
       }
+      // Where the way turns, what comes in is what the rank itself has done.
+      done(f1, p_) = done(f0, p_ - 1);
+      done(i1, -1) = done(f1, 0);
+      done(i0, p_) = done(i1, p_ - 1);
     }
     length.makespan = now_;
     return length;
@@ -148,62 +190,71 @@ class VRun {
 
  private:
   struct Rank {
-    int done[v_steps] = {};
     int begun = 0;  ///< of all steps
     int start = -1;
   };
 
   static constexpr std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
-  [[nodiscard]] constexpr bool has_input(int rank, VStep step) const {
-    const Rank& r = ranks_[at(rank)];
-    const int microbatch = r.done[step];
-    if (microbatch == m_) return false;
-    if (step >= w1) return r.done[step - 2] > microbatch;
-    const int source = step % 2 == 0 ? rank - 1 : rank + 1;
-    if (0 <= source && source < p_) return ranks_[at(source)].done[step] > microbatch;
-    return step == f0 || r.done[step - 1] > microbatch;
+  /// How often a rank has done a step. Ranks -1 and p stand for where the first one and the last
+  /// one get a step's input from.
+  [[nodiscard]] constexpr int& done(VStep step, int rank) {
+    return done_[at(step * (p_ + 2) + rank + 1)];
+  }
+  [[nodiscard]] constexpr int done(VStep step, int rank) const {
+    return done_[at(step * (p_ + 2) + rank + 1)];
   }
 
-  [[nodiscard]] constexpr bool is_due(int rank, VStep step) const {
-    if (rule_.lead < 0) return true;
-    const int way = step % 2 == 0 ? rank : 2 * p_ - 1 - rank;
-    const int time = way + (step >= i1 ? 2 * p_ : 0) + v_steps * ranks_[at(rank)].done[step];
-    return now_ >= time - rule_.lead;
+  [[nodiscard]] constexpr int live(int rank) const {
+    return done(f0, rank) + done(f1, rank) - done(w1, rank) - done(w0, rank);
   }
 
-  [[nodiscard]] constexpr bool fits(int rank, VStep step, int live) const {
-    if (step >= i1) return true;
-    if (live == cap_) return false;
-    if (step == f1) return true;
-    const Rank& r = ranks_[at(rank)];
-    int spare = (rule_.spare * 2 * p_ + rule_.spare_growth * cap_ * rank) / (20 * p_);
-    spare = spare < cap_ ? spare : cap_ - 1;
-    return r.done[f0] - r.done[w0] < cap_ - spare;
+  /// Of each rank, the steps that have their input, and those of them that fit the cap. Without a
+  /// branch, since this is where the time goes.
+  constexpr void look() {
+    const auto row = [&](VStep step) { return done_.data() + step * (p_ + 2) + 1; };
+    const int* const of_f0 = row(f0);
+    const int* const of_f1 = row(f1);
+    const int* const of_i1 = row(i1);
+    const int* const of_i0 = row(i0);
+    const int* const of_w1 = row(w1);
+    const int* const of_w0 = row(w0);
+    for (int r = 0; r < p_; ++r) {
+      const int first_chunk = of_f0[r] - of_w0[r];
+      const unsigned is_full = first_chunk + of_f1[r] - of_w1[r] == cap_ ? 1U : 0U;
+      const unsigned keeps_f0 = is_full | (first_chunk >= room_[at(r)] ? 1U : 0U);
+      const unsigned ready =
+          (of_f0[r - 1] > of_f0[r] ? 1U : 0U) << f0 | (of_f1[r + 1] > of_f1[r] ? 1U : 0U) << f1 |
+          (of_i1[r - 1] > of_i1[r] ? 1U : 0U) << i1 | (of_i0[r + 1] > of_i0[r] ? 1U : 0U) << i0;
+      ready_[at(r)] = ready;
+      fitting_[at(r)] = ready & ~(keeps_f0 << f0 | is_full << f1);
+    }
+  }
+
+  /// The steps of `steps` that begin no more than `lead_` units early.
+  [[nodiscard]] constexpr unsigned due(int rank, unsigned steps) const {
+    for (const VStep step : {f0, f1, i1, i0}) {
+      const int way = step % 2 == 0 ? rank : 2 * p_ - 1 - rank;
+      const int time = way + (step >= i1 ? 2 * p_ : 0) + v_steps * done(step, rank);
+      if (now_ < time - lead_) steps &= ~VChoice::bit(step);
+    }
+    return steps;
   }
 
   /// The action that the rank begins now, or v_steps.
   [[nodiscard]] constexpr VStep choose(int rank) const {
-    const Rank& r = ranks_[at(rank)];
-    const int live = r.done[f0] + r.done[f1] - r.done[w1] - r.done[w0];
-    const VPreference& preference = r.done[f0] < m_ - 1 ? rule_.steady : rule_.drain;
-    VStep next = v_steps;
-    bool held_back = false;
-    for (const VStep step : preference.first) {
-      if (!has_input(rank, step) || !is_due(rank, step)) continue;
-      if (fits(rank, step, live)) {
-        next = step;
-        break;
-      }
-      held_back = true;
-    }
-    const bool wants_weight = next == v_steps ||
-                              (preference.weights == when_held_back && held_back) ||
-                              (preference.weights == when_full && live == cap_);
+    unsigned ready = ready_[at(rank)];
+    if (lead_ >= 0) ready = due(rank, ready);
+    const unsigned fitting = fitting_[at(rank)] & ready;
+    const VChoice& choice = done(f0, rank) < m_ - 1 ? steady_ : drain_;
+    const VStep next = choice.first_of[fitting];
+    const bool held_back = (ready & ~fitting & choice.ahead_of[next]) != 0;
+    const bool wants_weight = next == v_steps || (choice.weights == when_held_back && held_back) ||
+                              (choice.weights == when_full && live(rank) == cap_);
     if (!wants_weight) return next;
-    const bool w1_first = r.done[w1] <= r.done[w0];
+    const bool w1_first = done(w1, rank) <= done(w0, rank);
     for (const VStep step : {w1_first ? w1 : w0, w1_first ? w0 : w1}) {
-      if (has_input(rank, step)) return step;
+      if (done(step == w1 ? i1 : i0, rank) > done(step, rank)) return step;
     }
     return next;
   }
@@ -211,25 +262,46 @@ class VRun {
   int p_;
   int m_;
   int cap_;
-  VRule rule_;
+  int lead_;
+  VChoice steady_;
+  VChoice drain_;
   int now_ = 0;
+  std::vector<int> done_;          // [steps, p + 2]
+  std::vector<int> room_;          // [p] micro-batches for whose first chunk there is a place
+  std::vector<unsigned> ready_;    // [p] as look() found
+  std::vector<unsigned> fitting_;  // [p]
   std::vector<Rank> ranks_;
   std::vector<VStep> begun_;
 };
 
-/// The order of the rule that is shortest under the cap.
-[[nodiscard]] constexpr std::vector<std::vector<Action>> v_orders(int p, int m, int cap) {
+/// The rule that is shortest under the cap, of equally short ones the first.
+/// @param guess  the one that is run first: the better it is, the earlier the others can end
+[[nodiscard]] constexpr std::size_t v_best_rule(int p, int m, int cap, std::size_t guess) {
   const VLength ideal{v_steps * m, v_steps * m + p - 1};
-  VRule best = v_rules[0];
-  VLength shortest = VRun(p, m, cap, best).run();
-  for (const VRule& rule : v_rules) {
-    if (!(ideal < shortest)) break;
-    const VLength length = VRun(p, m, cap, rule).run({}, shortest.span);
-    if (!(length < shortest)) continue;
-    best = rule;
+  std::size_t best = guess;
+  VLength shortest = VRun(p, m, cap, v_rules[guess]).run();
+  for (std::size_t i = 0; i < std::size(v_rules); ++i) {
+    if (i == guess) continue;
+    if (best < i && !(ideal < shortest)) break;
+    const VLength length = VRun(p, m, cap, v_rules[i]).run({}, shortest.span);
+    const bool is_equal = !(length < shortest) && !(shortest < length);
+    if (!(length < shortest || (is_equal && i < best))) continue;
+    best = i;
     shortest = length;
   }
+  return best;
+}
+
+/// The order of the rule that is shortest under the cap.
+[[nodiscard]] constexpr std::vector<std::vector<Action>> v_orders(int p, int m, int cap) {
+  // What is good for a small pipeline of the same proportions mostly is for a large one.
+  constexpr int scale = 16;
+  std::size_t guess = 0;
+  if (p >= 4 * scale && m >= scale && cap >= 4 * scale)
+    guess = v_best_rule(p / scale, m / scale, cap / scale, 0);
+  const VRule& best = v_rules[v_best_rule(p, m, cap, guess)];
   std::vector<std::vector<Action>> lists(static_cast<std::size_t>(p));
+  for (auto& list : lists) list.reserve(static_cast<std::size_t>(v_steps * m));
   VRun(p, m, cap, best).run({lists.data(), lists.size()});
   return lists;
 }
@@ -290,6 +362,7 @@ struct LeastMemory {
 template <live_cap Cap>
 struct VTraversal {
   static constexpr std::string_view name = Cap::name;
+  static constexpr bool splits_backward = true;
   [[no_unique_address]] Cap cap{};
 
   [[nodiscard]] static constexpr VPlacement placement() noexcept { return {}; }
@@ -303,16 +376,17 @@ struct VTraversal {
     });
     const int live = cap.live(p);
     expects(live >= 2, ErrorCode::usage, [&] {
-      return sentence("a cap of ", live, " live activations is too low for the V schedule ", name,
+      return sentence("a cap of ", live, " on live activations is too low for the V schedule ",
+                      name,
                       ": a micro-batch needs one for each of its 2 chunks on a rank, so the "
                       "smallest valid cap is 2");
     });
     return detail::v_orders(p, m, live < 2 * p ? live : 2 * p);
   }
 
-  constexpr int order(int rank, int p, int m, int v, std::span<Action> out) const {
+  constexpr int order(int rank, int p, int m, int v, ActionSpan out) const {
     detail::expect_pipeline(rank, p, m, v);
-    detail::ActionSink sink(out);
+    ActionSink sink(out);
     const auto lists = orders(p, m, v);
     for (const Action& a : lists[static_cast<std::size_t>(rank)]) {
       sink.put(a.kind, a.chunk, a.microbatch);

@@ -107,9 +107,8 @@ struct Verdict {
   std::vector<Blocked> cycle;  ///< of a deadlock: each waits for the next, the last for the first
 
   [[nodiscard]] constexpr bool ok() const noexcept { return fault == Fault::none; }
-  [[nodiscard]] constexpr int peak(int rank_index) const {
-    return peak_per_rank[static_cast<std::size_t>(rank_index)];
-  }
+  /// Throws Error(logic) where the schedule is invalid or has no such rank.
+  [[nodiscard]] constexpr int peak(int of_rank) const;
 };
 
 namespace detail {
@@ -171,14 +170,24 @@ class ListRun {
         front_(index(s_.p), Front{}),
         occupied_(index(s_.stages()), 0),
         traffic_(index(2 * s_.stages()), Traffic{}),
-        at_tied_(index(s_.p), 0) {}
+        at_tied_(index(s_.p), 0) {
+    for (int stage = 0; stage + 1 < s_.stages(); ++stage) {
+      const bool crosses = s_.rank_of(stage) != s_.rank_of(stage + 1);
+      traffic_[index(2 * stage)].crosses = crosses;
+      traffic_[index(2 * (stage + 1) + 1)].crosses = crosses;
+    }
+  }
   constexpr ~ListRun() = default;  // nvcc 13 does not see that the implicit one is constexpr
 
   /// True when every rank reaches the end of its list.
   constexpr bool finish() {
-    for (bool progress = true; progress;) {
+    // Forwards travel down the ranks and gradients up, so ranks take their turns in both
+    // directions.
+    bool down = true;
+    for (bool progress = true; progress; down = !down) {
       progress = false;
-      for (int rank = 0; rank < s_.p; ++rank) {
+      for (int i = 0; i < s_.p; ++i) {
+        const int rank = down ? i : s_.p - 1 - i;
         const RankList list = list_of(s_, rank);
         while (advance(rank, list)) progress = true;
       }
@@ -226,10 +235,11 @@ class ListRun {
   /// Messages of a channel.
   struct Traffic {
     int made = 0;
-    int sent = 0;      ///< send begun
-    int left = 0;      ///< send ended
-    int awaited = 0;   ///< recv begun
-    int received = 0;  ///< recv ended
+    int sent = 0;          ///< send begun
+    int left = 0;          ///< send ended
+    int awaited = 0;       ///< recv begun
+    int received = 0;      ///< recv ended
+    bool crosses = false;  ///< its ends are on two ranks
   };
 
   constexpr bool advance(int rank, RankList list) {
@@ -256,10 +266,7 @@ class ListRun {
   /// A send or recv whose other end is on another rank.
   [[nodiscard]] constexpr bool crosses(int rank, const Action& a) const {
     const int channel = channel_of(a.kind, s_.stage(rank, a.chunk));
-    return channel >= 0 && !stays(channel);
-  }
-  [[nodiscard]] constexpr bool stays(int channel) const {
-    return sender_of(s_, channel) == receiver_of(s_, channel);
+    return channel >= 0 && traffic_[index(channel)].crosses;
   }
 
   /// Channel in one of whose out-buffers an action of `stage` puts its result, or -1.
@@ -267,7 +274,7 @@ class ListRun {
     int channel = -1;
     if (kind == ActionKind::forward && stage < s_.stages() - 1) channel = 2 * stage;
     if (gives_input_gradient(kind) && stage > 0) channel = 2 * stage + 1;
-    return channel < 0 || stays(channel) ? -1 : channel;
+    return channel < 0 || !traffic_[index(channel)].crosses ? -1 : channel;
   }
 
   [[nodiscard]] constexpr bool lacks_slot(int stage) const {
@@ -326,9 +333,8 @@ class ListRun {
     return transport_.kind != Transport::Kind::slots && transport_.buffers == 0;
   }
   constexpr bool has_left(int rank, const Action& send) {
-    const int channel = channel_of(send.kind, s_.stage(rank, send.chunk));
-    Traffic& messages = traffic_[index(channel)];
-    if (!stays(channel) && messages.left == messages.awaited) return false;
+    Traffic& messages = traffic_[index(channel_of(send.kind, s_.stage(rank, send.chunk)))];
+    if (messages.crosses && messages.left == messages.awaited) return false;
     ++messages.left;
     return true;
   }
@@ -383,6 +389,12 @@ class ScheduleCheck {
       finishes(slots);
     }
     return verdict_;
+  }
+
+  /// Of a schedule that passes all checks on some transport, those that depend on the transport.
+  constexpr bool runs(std::span<const int> slots) {
+    const bool shares_queues = transport_.kind == Transport::Kind::blocking;
+    return (!shares_queues || matched()) && finishes(slots);
   }
 
  private:
@@ -641,6 +653,14 @@ class ScheduleCheck {
   return detail::ScheduleCheck(schedule, transport).run(slots);
 }
 
+/// Whether a schedule that verify() has found valid, on whatever transport and slots, is so with
+/// these: verify(schedule, slots, transport).ok() for less than half of its cost.
+/// @pre  the schedule is valid on some transport; slots and transport as verify() takes them
+[[nodiscard]] constexpr bool runs_on(const ScheduleView& schedule, std::span<const int> slots,
+                                     Transport transport) {
+  return detail::ScheduleCheck(schedule, transport).runs(slots);
+}
+
 /// One sentence for a verdict, with the cycle of waiting ranks of a deadlock.
 [[nodiscard]] inline std::string describe(const Verdict& verdict) {
   const std::string what = to_string(verdict.action);
@@ -673,6 +693,16 @@ class ScheduleCheck {
   return text;
 }
 
+constexpr int Verdict::peak(int of_rank) const {
+  expects(ok(), ErrorCode::logic,
+          [&] { return "only a valid schedule has a peak: " + describe(*this); });
+  const int p = static_cast<int>(peak_per_rank.size());
+  expects(0 <= of_rank && of_rank < p, ErrorCode::logic, [&] {
+    return sentence("rank ", of_rank, " has no peak; the schedule's ranks are 0..", p - 1);
+  });
+  return peak_per_rank[detail::index(of_rank)];
+}
+
 /// Throws Error(usage) with describe()'s sentence unless the schedule is valid.
 constexpr void expect_valid(const ScheduleView& schedule, std::span<const int> slots = {},
                             Transport transport = Transport::slots()) {
@@ -680,34 +710,108 @@ constexpr void expect_valid(const ScheduleView& schedule, std::span<const int> s
   expects(verdict.ok(), ErrorCode::usage, [&] { return describe(verdict); });
 }
 
+namespace detail {
+
+/// Takes slots that are not needed away again, place by place in ascending order. What runs with
+/// fewer slots runs with more, so many places are tried at once and parted where that fails.
+class SlotTrimmer {
+ public:
+  /// @param least  [p*v] what no place may undercut
+  constexpr SlotTrimmer(const ScheduleView& schedule, const std::vector<int>& least,
+                        std::vector<int>& slots)
+      : s_(schedule), least_(least), slots_(slots) {}
+
+  /// @param places  ascending, with more than the least
+  /// @param fails   the run is known to stop when all of them have the least
+  /// @param single  the last place is parted first: of the waits of one cycle, one slot ends all
+  /// @return  whether all of them have come to the least
+  constexpr bool trim(std::span<const std::size_t> places, bool fails, bool single = false) {
+    if (places.empty()) return true;
+    if (!fails && all_to_least(places)) return true;
+    if (places.size() == 1) {
+      lower(places[0]);
+      return false;
+    }
+    const std::size_t middle = single ? places.size() - 1 : places.size() / 2;
+    const bool first_part = trim(places.first(middle), false);
+    return trim(places.subspan(middle), first_part) && first_part;
+  }
+
+ private:
+  [[nodiscard]] constexpr bool runs() const {
+    return ListRun(s_, {slots_.data(), slots_.size()}, Transport::slots()).finish();
+  }
+
+  constexpr bool all_to_least(std::span<const std::size_t> places) {
+    std::vector<int> before;
+    for (const std::size_t place : places) {
+      before.push_back(slots_[place]);
+      slots_[place] = least_[place];
+    }
+    if (runs()) return true;
+    for (std::size_t i = 0; i < places.size(); ++i) slots_[places[i]] = before[i];
+    return false;
+  }
+
+  /// One slot at a time. @pre the least is known to be too few
+  constexpr void lower(std::size_t place) {
+    while (slots_[place] > least_[place] + 1) {
+      --slots_[place];
+      if (runs()) continue;
+      ++slots_[place];
+      return;
+    }
+  }
+
+  ScheduleView s_;
+  const std::vector<int>& least_;
+  std::vector<int>& slots_;
+};
+
+}  // namespace detail
+
 /// Slots of each place rank*v + chunk with which the schedule runs on Transport::slots(): at least
 /// the chunk's peak of live micro-batches, and so few that lowering any single count deadlocks or
 /// undercuts that peak. Throws Error(usage) if the schedule is invalid whatever the slots.
-/// @cost  one run of the lists for each slot added beyond the peaks
-[[nodiscard]] constexpr std::vector<int> required_slots(const ScheduleView& schedule) {
-  const Verdict verdict = verify(schedule);
+/// @param verdict  verify(schedule)
+/// @cost  one run of the lists; where ranks wait for slots of several places in one cycle, some
+/// more to find out which of them it takes
+[[nodiscard]] constexpr std::vector<int> required_slots(const ScheduleView& schedule,
+                                                        const Verdict& verdict) {
   expects(verdict.ok(), ErrorCode::usage, [&] { return describe(verdict); });
   std::vector<int> slots = verdict.peak_per_chunk;
-  for (;;) {
-    detail::ListRun run(schedule, {slots.data(), slots.size()}, Transport::slots());
-    if (run.finish()) break;
+  // A place whose last slot was the only one that its cycle wanted: with one less the run comes to
+  // the same cycle again, whatever the other places have, so it need not be tried.
+  std::vector<int> is_needed(slots.size(), 0);
+  // What was done with fewer slots could have been done with more, so a run that stopped goes on.
+  detail::ListRun growing(schedule, {slots.data(), slots.size()}, Transport::slots());
+  while (!growing.finish()) {
     // With unlimited slots the order runs, so at least one rank of the cycle wants a slot.
-    for (const Blocked& b : run.cycle()) {
+    const auto cycle = growing.cycle();
+    int wanted = 0;
+    for (const Blocked& b : cycle) wanted += b.wants == Blocked::Want::slot ? 1 : 0;
+    for (const Blocked& b : cycle) {
       if (b.wants != Blocked::Want::slot) continue;
-      const int stage = run.takes_slot_of(b.action.kind, schedule.stage(b.rank, b.action.chunk));
-      ++slots[detail::index(schedule.place_of[detail::index(stage)])];
-    }
-  }
-  for (std::size_t place = 0; place < slots.size(); ++place) {
-    while (slots[place] > verdict.peak_per_chunk[place]) {
-      --slots[place];
-      if (detail::ListRun(schedule, {slots.data(), slots.size()}, Transport::slots()).finish())
-        continue;
+      const int stage =
+          growing.takes_slot_of(b.action.kind, schedule.stage(b.rank, b.action.chunk));
+      const auto place = detail::index(schedule.place_of[detail::index(stage)]);
       ++slots[place];
-      break;
+      is_needed[place] = wanted == 1 ? 1 : 0;
     }
   }
+  std::vector<std::size_t> open;
+  bool some_needed = false;
+  for (std::size_t place = 0; place < slots.size(); ++place) {
+    if (slots[place] == verdict.peak_per_chunk[place]) continue;
+    if (is_needed[place] == 0) open.push_back(place);
+    some_needed = some_needed || is_needed[place] != 0;
+  }
+  detail::SlotTrimmer(schedule, verdict.peak_per_chunk, slots)
+      .trim({open.data(), open.size()}, !some_needed, true);
   return slots;
+}
+[[nodiscard]] constexpr std::vector<int> required_slots(const ScheduleView& schedule) {
+  return required_slots(schedule, verify(schedule));
 }
 
 }  // namespace mega::inline v0::dpp

@@ -129,9 +129,9 @@ struct FullBackward {
     return base.length(p, m, v);
   }
 
-  constexpr int order(int rank, int p, int m, int v, std::span<Action> out) const {
+  constexpr int order(int rank, int p, int m, int v, ActionSpan out) const {
     const int count = base.order(rank, p, m, v, out);
-    return merge(out.first(static_cast<std::size_t>(count)));
+    return merge(out.first(count));
   }
 
   [[nodiscard]] constexpr std::vector<std::vector<Action>> orders(
@@ -160,6 +160,7 @@ struct FullBackward {
 template <traversal_policy Base, weight_delay Delay>
 struct SplitBackward {
   static constexpr std::string_view name = "split_backward";
+  static constexpr bool splits_backward = true;
   [[no_unique_address]] Base base{};
   [[no_unique_address]] Delay delay{};
 
@@ -169,10 +170,10 @@ struct SplitBackward {
 
   [[nodiscard]] static constexpr int length(int /*p*/, int m, int v) noexcept { return 3 * m * v; }
 
-  constexpr int order(int rank, int p, int m, int v, std::span<Action> out) const {
+  constexpr int order(int rank, int p, int m, int v, ActionSpan out) const {
     const int count = base.order(rank, p, m, v, out);
-    const int kept = detail::without_weights(out.first(static_cast<std::size_t>(count)));
-    return detail::split_weights(out, kept, delay.pending(rank, p, m, v));
+    const int kept = detail::without_weights(out.first(count));
+    return detail::split_weights(out.first(length(p, m, v)), kept, delay.pending(rank, p, m, v));
   }
 
   [[nodiscard]] constexpr std::vector<std::vector<Action>> orders(
@@ -198,7 +199,7 @@ struct EagerOneForwardOneBackward {
 
   [[nodiscard]] static constexpr int length(int /*p*/, int m, int /*v*/) noexcept { return 2 * m; }
 
-  static constexpr int order(int rank, int p, int m, int v, std::span<Action> out) {
+  static constexpr int order(int rank, int p, int m, int v, ActionSpan out) {
     detail::expect_pipeline(rank, p, m, v);
     expects(v == 1, ErrorCode::usage, [&] {
       return sentence("eager 1F1B runs 1 chunk a rank, not v ", v,

@@ -71,11 +71,15 @@ concept names_hooks =
     event_recorder<typename P::hooks::recorder_type, typename P::device::stream_type>;
 template <class P>
 concept names_a_working_stage = stage<typename P::stage, plan_context_t<P>>;
+/// Where the traversal says that it splits the backward, the stage can.
+template <class P>
+concept agrees_on_backward = !dpp::splits_backward<typename P::traversal> ||
+                             runs_split_backward<typename P::stage, plan_context_t<P>>;
 
 template <class P>
 concept plan = names_a_stage<P> && names_a_device<P> && names_a_communicator<P> &&
     names_a_traversal<P> && names_a_placement<P> && agrees_on_placement<P> && names_a_dispatch<P> &&
-    answers_its_dispatch<P> && names_hooks<P> && names_a_working_stage<P>;
+    answers_its_dispatch<P> && names_hooks<P> && names_a_working_stage<P> && agrees_on_backward<P>;
 
 /// Compiles for a plan that works; otherwise the first failed line says in one sentence what is
 /// missing. Costs nothing at run time.
@@ -86,11 +90,13 @@ consteval void explain() {
       names_a_device<P>,
       "mega: the plan's device is no device policy; use mega::Host or a model of device_policy");
   static_assert(names_a_communicator<P>,
-                "mega: the plan's communicator lacks an operation on the device's streams; see "
-                "comm/concepts.hpp");
+                "mega: the plan's communicator lacks an operation on the device's streams (see "
+                "comm/concepts.hpp); Host takes SelfComm, ThreadComm or MpiComm, Cuda takes "
+                "DeviceSelfComm, DeviceThreadComm, NcclComm or NcclProcessComm");
   static_assert(
       names_a_traversal<P>,
-      "mega: the plan's traversal has no name, length() or order(); see dpp/traversal.hpp");
+      "mega: the plan's traversal has no name, int length(p, m, v) const or int order(rank, p, m, "
+      "v, mega::dpp::ActionSpan out) const; see dpp/traversal.hpp");
   static_assert(names_a_placement<P>,
                 "mega: the plan's placement does not map stages to ranks; see dpp/placement.hpp");
   static_assert(agrees_on_placement<P>,
@@ -124,6 +130,11 @@ consteval void explain() {
   static_assert(runs_backward<S, Ctx>,
                 "mega: the stage lacks backward(ctx, dout, din, saved), or backward_input and "
                 "backward_weight");
+  static_assert(
+      agrees_on_backward<P>,
+      "mega: the plan's traversal splits the backward, and the stage lacks "
+      "backward_input(ctx, dout, din, saved) or backward_weight(ctx, saved); give it both, "
+      "or use mega::dpp::FullBackward<traversal>");
   static_assert(computes_loss<S, Ctx>, "mega: the stage lacks loss(ctx, out, targets)");
 }
 

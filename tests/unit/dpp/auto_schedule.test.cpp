@@ -95,11 +95,8 @@ void check_clock(const Policy& policy, int p, int m, int v, Placement place = {}
   const Schedule schedule = make_schedule(policy, p, m, v, place);
   const inner::Pipeline pipeline = pipeline_of(profile, schedule);
   inner::Stopwatch watch(pipeline);
-  CHECK(std::ranges::equal(
-      inner::schedule_of(inner::words_of(schedule), m, v, placement_of(policy, place))
-          .view()
-          .actions,
-      schedule.view().actions));
+  CHECK(std::ranges::equal(inner::schedule_of(inner::words_of(schedule), schedule).view().actions,
+                           schedule.view().actions));
   for (int repeat = 0; repeat < 2; ++repeat) {
     REQUIRE(watch.run(inner::words_of(schedule)));
     const Timing timing = simulate(schedule, std::span<const ActionTimes>(profile.times));
@@ -115,7 +112,7 @@ void check_clock(const Policy& policy, int p, int m, int v, Placement place = {}
 struct Pairs {
   static constexpr std::string_view name = "pairs";
   static constexpr int length(int, int m, int) noexcept { return 2 * m; }
-  static int order(int rank, int p, int m, int v, std::span<Action> out) {
+  static int order(int rank, int p, int m, int v, ActionSpan out) {
     const int count = OneForwardOneBackward::order(rank, p, m, v, out);
     for (int i = p - rank; i + 1 < count; ++i) {
       Action& a = out[static_cast<std::size_t>(i)];
@@ -411,7 +408,7 @@ TEST_CASE("dpp: impossible profiles are refused in words") {
   bad.caps[1] = 1.5;
   CHECK(refusal(bad) ==
         "rank 1 may hold 1.5 live activations, but one micro-batch alone keeps one on each of its "
-        "v = 2 chunks; the smallest valid cap is 2");
+        "chunks; the smallest valid cap is v = 2");
   bad.caps = {2, 2};
   CHECK(refusal(bad) == "the profile has memory caps of 2 ranks, not of p = 3");
   bad = good;
@@ -420,6 +417,10 @@ TEST_CASE("dpp: impossible profiles are refused in words") {
   bad = good;
   bad.chunk_caps = {1, 1, 1};
   CHECK(refusal(bad) == "the profile has room for micro-batches of 3 chunks, not of p*v = 6");
+  bad.slots = {1, 1};
+  bad.chunk_caps = {};
+  CHECK(refusal(bad) == "the profile has room for micro-batches of 2 chunks, not of p*v = 6");
+  bad.slots = {};
   bad.chunk_caps = {1, 1, 1, 0, 1, 1};
   CHECK(refusal(bad) == "place 3 has room for 0 micro-batches; it needs room for at least 1");
   bad = good;

@@ -1,6 +1,8 @@
 /// @file  Tests of the traversal orders, against published tables and warm-up counts.
 #include "tests/support/refusal.hpp"
 #include <mega/core/error.hpp>
+#include <mega/dpp/schedule.hpp>
+#include <mega/dpp/simulator.hpp>
 #include <mega/dpp/traversal.hpp>
 
 #include <doctest/doctest.h>
@@ -96,8 +98,7 @@ TEST_CASE("dpp: warm-up of Megatron's test grid") {
           if (v > 1 && g > m) {
             CHECK(refusal(Interleaved{{g}}, rank, p, m, v) ==
                   sentence("micro-batch group size ", g,
-                           " is outside 8..8 for p 8 ranks and m 8 "
-                           "micro-batches; the nearest valid one is 8"));
+                           " is outside 8..8 for p 8, m 8; the nearest valid one is 8"));
             continue;
           }
           const int formula = v == 1 ? p - 1 - rank : 2 * (p - 1 - rank) + (v - 1) * g;
@@ -151,8 +152,7 @@ TEST_CASE("dpp: impossible pipelines are refused with their numbers") {
   CHECK(refusal(OneForwardOneBackward{}, 0, 4, 8, 2) ==
         "1F1B runs 1 chunk a rank, not v 2; use v 1, or dfc for several chunks");
   CHECK(refusal(Interleaved{{3}}, 0, 4, 8, 2) ==
-        "micro-batch group size 3 is outside 4..8 for p 4 ranks and m 8 micro-batches; the nearest "
-        "valid one is 4");
+        "micro-batch group size 3 is outside 4..8 for p 4, m 8; the nearest valid one is 4");
   CHECK(refusal(Interleaved{{9}}, 0, 4, 8, 2).find("nearest valid one is 8") != std::string::npos);
   CHECK(refusal(Interleaved{}, 0, 4, 2, 2).find("0 is outside 4..4") != std::string::npos);
   CHECK(refusal(GPipe{}, 0, 0, 8, 1).find("not p 0, m 8, v 1") != std::string::npos);
@@ -162,4 +162,35 @@ TEST_CASE("dpp: impossible pipelines are refused with their numbers") {
   CHECK(refusal(GPipe{}, 0, 1, 1, 32768).find("limit of 32767") != std::string::npos);
   std::array<Action, 3> too_small{};
   CHECK_THROWS_AS(GPipe::order(0, 1, 2, 1, too_small), Error);
+}
+
+TEST_CASE("dpp: step of interleaved 1F1B, for every group size with and without skipped turns") {
+  // Integer times: every sum is exact. F and B = I + W of a chunk.
+  for (const auto& [f, i, w] : {std::array{1, 1, 1}, std::array{3, 1, 1}, std::array{2, 0, 5}}) {
+    const ActionTimes times{.forward = static_cast<double>(f),
+                            .backward_input = static_cast<double>(i),
+                            .backward_weight = static_cast<double>(w)};
+    const auto step = [&](const auto& policy, int p, int m, int v) {
+      return simulate(make_schedule(policy, p, m, v), times).makespan;
+    };
+    for (int p = 1; p <= 6; ++p) {
+      for (int v = 2; v <= 4; ++v) {
+        for (int m = 1; m <= 20; ++m) {
+          for (int g = p; g <= std::max(p, m); ++g) {
+            CAPTURE(p);
+            CAPTURE(v);
+            CAPTURE(m);
+            CAPTURE(g);
+            const int rest = m % g;
+            const int full = m < p ? p * v + m - 1 : m * v + p - 1;
+            const int skipped = m >= p && rest != 0 && rest < p ? (v - 1) * (p - rest) : 0;
+            const double found = step(Interleaved{{g}}, p, m, v) - full * (f + i + w);
+            CHECK(skipped * (i + w) <= found);
+            CHECK(found <= skipped * (f + i + w));
+          }
+          CHECK(step(GPipe{}, p, m, v) == (m < p ? p * v + m - 1 : m * v + p - 1) * (f + i + w));
+        }
+      }
+    }
+  }
 }

@@ -175,7 +175,8 @@ TEST_CASE("dpp: a rank's V order is its list of all ranks' orders") {
 
 TEST_CASE("dpp: V schedules refuse what they cannot run, in words") {
   CHECK(refusal(VSchedule{{1}}, 4, 8, 2) ==
-        "a cap of 1 live activations is too low for the V schedule v_schedule: a micro-batch needs "
+        "a cap of 1 on live activations is too low for the V schedule v_schedule: a micro-batch "
+        "needs "
         "one for each of its 2 chunks on a rank, so the smallest valid cap is 2");
   CHECK(refusal(VSchedule{}, 4, 8, 2).find("smallest valid cap is 2") != std::string::npos);
   CHECK(refusal(VSchedule{{-3}}, 1, 1, 2).find("a cap of -3") != std::string::npos);

@@ -1,8 +1,12 @@
 /// @file  Tests of the schedule verifier: all policies over a grid of pipelines, and broken
 /// schedules that it must refuse for the right reason.
 #include <mega/core/error.hpp>
+#include <mega/dpp/schedule.hpp>
 #include <mega/dpp/simulator.hpp>
+#include <mega/dpp/traversal.hpp>
+#include <mega/dpp/v_schedule.hpp>
 #include <mega/dpp/verifier.hpp>
+#include <mega/dpp/zero_bubble.hpp>
 
 #include <doctest/doctest.h>
 
@@ -106,6 +110,56 @@ TEST_CASE(
   for (const auto& row : grid) {
     check_schedule(lowered(OneForwardOneBackward{}, row[0], row[1], 1));
   }
+}
+
+/// The definition, word by word: slots are added where a cycle wants some, and then taken away from
+/// one place after the other, each time from the beginning.
+std::vector<int> slots_one_by_one(const Schedule& s) {
+  std::vector<int> slots = verify(s).peak_per_chunk;
+  const std::vector<int> least = slots;
+  for (Verdict verdict = verify(s, slots); !verdict.ok(); verdict = verify(s, slots)) {
+    for (const Blocked& b : verdict.cycle) {
+      if (b.wants != Blocked::Want::slot) continue;
+      const int stage = s.view().stage(b.rank, b.action.chunk);
+      const int wanted = b.action.kind == send_forward ? stage + 1 : stage;
+      ++slots[static_cast<std::size_t>(s.view().place_of[static_cast<std::size_t>(wanted)])];
+    }
+  }
+  for (std::size_t place = 0; place < slots.size(); ++place) {
+    while (slots[place] > least[place]) {
+      --slots[place];
+      if (verify(s, slots).ok()) continue;
+      ++slots[place];
+      break;
+    }
+  }
+  return slots;
+}
+
+TEST_CASE("dpp: required slots are those that adding and taking away one by one gives") {
+  int added = 0;
+  const auto check = [&](const Schedule& s) {
+    const std::vector<int> slots = required_slots(s);
+    CHECK(slots == slots_one_by_one(s));
+    added += slots != verify(s).peak_per_chunk ? 1 : 0;
+  };
+  for (const int p : {2, 3, 5, 8}) {
+    for (const int m : {3, 8, 13}) {
+      CAPTURE(p);
+      CAPTURE(m);
+      for (const int v : {2, 3, 4}) {
+        CAPTURE(v);
+        for (int group = p; group <= std::max(p, m); ++group) {
+          check(lowered(Interleaved{{group}}, p, m, v));
+          check(lowered(SplitBackward<Interleaved, WeightsPending>{{{group}}, {2}}, p, m, v));
+        }
+        check(lowered(SplitBackward<GPipe, WeightAtEnd>{}, p, m, v));
+      }
+      for (int cap = 2; cap <= 2 * p; ++cap) check(lowered(VSchedule{{cap}}, p, m, 2));
+      check(lowered(ZeroBubbleH2{}, p, m, 1));
+    }
+  }
+  CHECK(added > 50);
 }
 
 TEST_CASE("dpp: peaks of the published Megatron trace, p 4, m 8, v 4") {

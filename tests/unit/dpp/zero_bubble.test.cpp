@@ -113,7 +113,7 @@ struct PairsOnV {
     for (int rank = 0; rank < p; ++rank) lists.push_back(list_of(PairsOnV{}, rank, p, m, v));
     return lists;
   }
-  static int order(int rank, int p, int m, int v, std::span<Action> out) {
+  static int order(int rank, int p, int m, int v, ActionSpan out) {
     const int count = OneForwardOneBackward::order(rank, p, m, v, out);
     for (int i = p - rank; i + 1 < count; ++i) {
       Action& a = out[static_cast<std::size_t>(i)];
@@ -307,5 +307,5 @@ TEST_CASE("dpp: zero-bubble policies refuse what they cannot order, in words") {
   CHECK(refusal(ZeroBubbleH1{}, 2, 2, 4, 1) == "rank 2 is outside 0..1");
   std::vector<Action> room(11);
   CHECK_THROWS_WITH_AS(ZeroBubbleH1{}.order(0, 2, 4, 1, room),
-                       "the output for a rank's actions holds only 11 actions, not 12", Error);
+                       "an order has 12 actions on a rank, but its length() is 11", Error);
 }

@@ -34,7 +34,7 @@ struct HandMadeV {
   bool split = true, fused = false;
   static constexpr VPlacement placement() noexcept { return {}; }
   [[nodiscard]] int length(int, int m, int) const noexcept { return (split ? 6 : 4) * m; }
-  int order(int rank, int, int m, int, std::span<Action> out) const {
+  int order(int rank, int, int m, int, ActionSpan out) const {
     int n = 0;
     const auto put = [&](ActionKind kind, int chunk, int mb) {
       out[static_cast<std::size_t>(n++)] = make_action(kind, chunk, mb);
