@@ -1,5 +1,5 @@
-/// @file  Slow GPU: every kernel of one rank takes longer than the same kernel of its peers, or most
-/// do, or some of them so much longer that their sum does.
+/// @file  Slow GPU: every kernel of one rank takes longer than the same kernel of its peers, or
+/// most do, or some of them so much longer that their sum does.
 #pragma once
 #include <mega/core/error.hpp>
 #include <mega/scan/device_evidence.hpp>
