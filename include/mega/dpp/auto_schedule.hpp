@@ -975,11 +975,10 @@ struct EvenDelay {
   }
 };
 
-/// Calls visit(name, policy) for a traversal as it is and with its weight gradients apart.
+/// Calls visit(name, policy) for a traversal with its weight gradients apart.
 template <traversal_policy Base, class Visit>
 void with_each_delay(const std::string& name, const Base& base, int p, int m, int v,
                      const Visit& visit) {
-  visit(name, base);
   const auto with = [&](const std::string& delay, EvenDelay waits) {
     visit(name + ", W " + delay, SplitBackward<Base, EvenDelay>{base, waits});
   };
@@ -995,22 +994,26 @@ void with_each_delay(const std::string& name, const Base& base, int p, int m, in
 /// Calls visit(name, policy) for every named traversal of v chunks: those of one chunk, group sizes
 /// from p to m, caps of the V schedules from 2 to 2p (of many sizes or caps 33 each), and pending
 /// weight gradients in powers of two. Those that refuse p or m, need another placement, deadlock on
-/// this one or exceed a cap drop out later.
+/// this one or exceed a cap drop out later. Of equal orders the first gives its name.
 template <class Visit>
 void for_each_named_traversal(int p, int m, int v, const Visit& visit) {
   if (v == 1) {
-    with_each_delay("1f1b", OneForwardOneBackward{}, p, m, v, visit);
+    visit("1f1b", OneForwardOneBackward{});
     visit("zb_h1", ZeroBubbleH1{});
     visit("zb_h2", ZeroBubbleH2{});
+    visit("eager_1f1b", EagerOneForwardOneBackward{});
+    with_each_delay("1f1b", OneForwardOneBackward{}, p, m, v, visit);
     with_each_delay("eager_1f1b", EagerOneForwardOneBackward{}, p, m, v, visit);
   } else {
     for_each_between(p, std::max(p, m), [&](int group) {
       const std::string name = group == p   ? "dfc"
                                : group == m ? "bfc"
                                             : sentence("group size ", group);
+      visit(name, Interleaved{{group}});
       with_each_delay(name, Interleaved{{group}}, p, m, v, visit);
     });
   }
+  visit("gpipe", GPipe{});
   with_each_delay("gpipe", GPipe{}, p, m, v, visit);
   if (v != 2) return;
   visit("zb_v", ZeroBubbleV{});
