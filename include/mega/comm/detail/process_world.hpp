@@ -3,6 +3,7 @@
 #pragma once
 #include <mega/comm/bootstrap.hpp>
 #include <mega/comm/call.hpp>
+#include <mega/comm/channel.hpp>
 #include <mega/comm/control_channel.hpp>
 #include <mega/comm/detail/control_messages.hpp>
 #include <mega/comm/detail/nccl_calls.hpp>

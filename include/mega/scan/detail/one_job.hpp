@@ -202,7 +202,7 @@ inline void warn_of_other_times(Trace& t) {
   }
   if (dated.empty()) return;
   const std::int32_t first = dated.front()->ranks.front();
-  const auto near = [&](const ImportedFile& f) {
+  const auto is_near = [&](const ImportedFile& f) {
     return std::any_of(dated.begin(), dated.end(), [&](const ImportedFile* of) {
       return of->ranks.front() == first && f.begin - apart <= of->end && of->begin - apart <= f.end;
     });
@@ -210,7 +210,7 @@ inline void warn_of_other_times(Trace& t) {
   std::vector<std::int32_t> met;
   const ImportedFile* stray = nullptr;
   for (const ImportedFile* f : dated) {
-    if (near(*f)) met.push_back(f->ranks.front());
+    if (is_near(*f)) met.push_back(f->ranks.front());
   }
   std::sort(met.begin(), met.end());
   for (const ImportedFile* f : dated) {
