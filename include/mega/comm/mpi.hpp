@@ -665,24 +665,14 @@ class MpiSession {
   /// Prints the sentence, tells the other ranks, leaves them time to end by themselves, and ends
   /// all processes with exit_code() of the error, or 3.
   [[noreturn]] void abort(const std::exception_ptr& cause) noexcept {
-    int code = 3;
-    std::string what = "an exception that is not a std::exception";
-    try {
-      std::rethrow_exception(cause);
-    } catch (const Error& error) {
-      code = exit_code(error.code());
-      what = error.what();
-    } catch (const std::exception& exception) {
-      what = exception.what();
-    } catch (...) {
-    }
-    std::fprintf(stderr, "rank %d: %s\n", world_->rank(), what.c_str());
+    const Ending end = ending_of(cause);
+    std::fprintf(stderr, "rank %d: %s\n", world_->rank(), end.what.c_str());
     std::fflush(nullptr);
     world_->fail(cause);
     // The rank that failed first decides the exit code; the others go on only if it is gone.
     const bool own = world_->world().failure().rank == world_->rank();
     std::this_thread::sleep_for(own ? grace : 3 * grace);
-    MPI_Abort(MPI_COMM_WORLD, code);
+    MPI_Abort(MPI_COMM_WORLD, end.code);
     std::terminate();
   }
 

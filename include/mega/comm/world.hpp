@@ -40,6 +40,23 @@ bool spin(const Ready& ready) {
   return false;
 }
 
+/// What an exception says, and with which code it ends a process.
+struct Ending {
+  std::string what = "an exception that is not a std::exception";
+  int code = 3;  ///< exit_code() of an Error
+};
+[[nodiscard]] inline Ending ending_of(const std::exception_ptr& cause) {
+  try {
+    std::rethrow_exception(cause);
+  } catch (const Error& error) {
+    return {error.what(), exit_code(error.code())};
+  } catch (const std::exception& exception) {
+    return {exception.what()};
+  } catch (...) {
+    return {};
+  }
+}
+
 /// Why a run failed, as other ranks tell it.
 struct Failure {
   int rank = -1;        ///< global rank that failed or found the fault
@@ -65,7 +82,7 @@ class World {
   /// Records that `rank` (global) left with `cause`. The first failure stays, later ones are
   /// echoes.
   void fail(int rank, std::exception_ptr cause) noexcept {
-    record({rank, false, what_of(cause)}, cause);
+    record({rank, false, ending_of(cause).what}, cause);
   }
 
   /// Records a failure that another rank found, or that no rank has alone.
@@ -125,16 +142,6 @@ class World {
 
  private:
   static constexpr std::chrono::milliseconds failure_poll{10};
-
-  static std::string what_of(const std::exception_ptr& cause) {
-    try {
-      std::rethrow_exception(cause);
-    } catch (const std::exception& e) {
-      return e.what();
-    } catch (...) {
-      return "an exception that is not a std::exception";
-    }
-  }
 
   bool record(Failure failure, const std::exception_ptr& cause) noexcept {
     std::lock_guard lock(mutex_);

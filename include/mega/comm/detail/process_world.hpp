@@ -364,21 +364,11 @@ class ProcessWorld {
     end_process(control_.rank(), why);
   }
   [[noreturn]] static void end_process(int rank, const std::exception_ptr& why) noexcept {
-    int code = 3;
-    std::string what = "an exception that is not a std::exception";
-    try {
-      std::rethrow_exception(why);
-    } catch (const Error& error) {
-      code = exit_code(error.code());
-      what = error.what();
-    } catch (const std::exception& exception) {
-      what = exception.what();
-    } catch (...) {
-    }
-    if (rank >= 0) what = sentence("rank ", rank, ": ", what);
-    std::fprintf(stderr, "%s\n", what.c_str());
+    const Ending end = ending_of(why);
+    const std::string who = rank >= 0 ? sentence("rank ", rank, ": ") : std::string();
+    std::fprintf(stderr, "%s%s\n", who.c_str(), end.what.c_str());
     std::fflush(nullptr);
-    std::_Exit(code);
+    std::_Exit(end.code);
   }
 
   /// Collective: ends all links and leaves the run. @pre  their work is done or will be
