@@ -46,8 +46,8 @@ using mega::scan::CudaRecorder;
 
 constexpr double bar = 1.005;
 
-using OffPlan = Plan<mega::nn::Gpt3, SelfComm, mega::Bfloat16>;
-using RecordedComm = mega::scan::TracedComm<SelfComm, CudaRecorder>;
+using OffPlan = Plan<mega::nn::Gpt3, DeviceSelfComm, mega::Bfloat16>;
+using RecordedComm = mega::scan::TracedComm<DeviceSelfComm, CudaRecorder>;
 struct OnPlan : Plan<mega::nn::Gpt3, RecordedComm, mega::Bfloat16> {
   using hooks = mega::Hooks<CudaRecorder>;
 };
@@ -138,7 +138,7 @@ Outcome measure(const CommandLine& line) {
   CudaRecorder recorder(mega::scan::recording_of(o.mesh, 0),
                         std::make_unique<CountedTrace>(line.trace_path, out.counts),
                         {.interval = line.interval});
-  SelfComm world;
+  DeviceSelfComm world;
   RecordedComm recorded_world(world, recorder);
   Program<OffPlan> off(world, o);
   Program<OnPlan> on(recorded_world, o, {recorder, {}, {}});

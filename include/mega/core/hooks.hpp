@@ -100,9 +100,9 @@ struct NullInjector {
 
 /// Records one span from construction to the end of the scope.
 template <class R, class S>
-class [[nodiscard]] ScopedSpan {
+class ScopedSpan {
  public:
-  ScopedSpan(R& recorder, S& stream, const SpanInfo& info) noexcept
+  [[nodiscard]] ScopedSpan(R& recorder, S& stream, const SpanInfo& info) noexcept
       : recorder_(recorder), stream_(stream), token_(recorder.begin(stream, info)) {}
   ScopedSpan(const ScopedSpan&) = delete;
   ScopedSpan& operator=(const ScopedSpan&) = delete;
