@@ -31,8 +31,8 @@ OPT_IN = ("nn/attention_limits.hpp", "nn/blas.hpp", "nn/cublas.hpp", "nn/cublas_
           "train/stall_meter.hpp",
           # what plans, draws and explains rather than trains
           "dpp/auto_schedule.hpp", "dpp/balance.hpp", "dpp/cluster_simulator.hpp", "dpp/csv.hpp",
-          "dpp/layout.hpp", "dpp/metrics.hpp", "dpp/passes.hpp", "dpp/proof.hpp", "dpp/svg.hpp",
-          "dpp/timeline.hpp",
+          "dpp/layout.hpp", "dpp/metrics.hpp", "dpp/named_orders.hpp", "dpp/passes.hpp", "dpp/proof.hpp",
+          "dpp/search_problem.hpp", "dpp/svg.hpp", "dpp/timeline.hpp",
           "dpp/timeline_json.hpp", "dpp/transfer_order.hpp", "scan/")
 
 # Where modules meet: these may include every module; all others keep to core/ and concepts.hpp.

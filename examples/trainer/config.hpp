@@ -3,10 +3,12 @@
 /// visitor.
 #pragma once
 #include <mega/core/view.hpp>
+#include <mega/dpp/named_orders.hpp>
 #include <mega/nn/transformer_config.hpp>
 #include <mega/optim/learning_rate.hpp>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -17,21 +19,7 @@ namespace trainer {
 
 using mega::Index;
 
-enum class Schedule : std::uint8_t {
-  gpipe,
-  one_f_one_b,
-  dfc,
-  bfc,
-  interleaved,
-  zero_bubble_h1,
-  zero_bubble_h2,
-  zero_bubble_v,
-  v_half,
-  v_min,
-  dual_pipe_v,
-  adaptive,   ///< group sizes from step to step
-  automatic,  ///< searched from the stages' times
-};
+using Schedule = mega::dpp::NamedOrder;
 enum class LogLevel : std::uint8_t { quiet, info, debug };
 enum class Precision : std::uint8_t { bf16, fp16, fp32 };
 
@@ -39,25 +27,20 @@ enum class Precision : std::uint8_t { bf16, fp16, fp32 };
 template <class E, std::size_t N>
 using Names = std::array<std::pair<std::string_view, E>, N>;
 
-inline constexpr Names<Schedule, 11> schedule_names{{{"gpipe", Schedule::gpipe},
-                                                     {"1f1b", Schedule::one_f_one_b},
-                                                     {"dfc", Schedule::dfc},
-                                                     {"bfc", Schedule::bfc},
-                                                     {"interleaved", Schedule::interleaved},
-                                                     {"zb-h1", Schedule::zero_bubble_h1},
-                                                     {"zb-h2", Schedule::zero_bubble_h2},
-                                                     {"zb-v", Schedule::zero_bubble_v},
-                                                     {"v-half", Schedule::v_half},
-                                                     {"v-min", Schedule::v_min},
-                                                     {"dualpipev", Schedule::dual_pipe_v}}};
-/// Those, and the two that are decided by measurements.
 inline constexpr auto all_schedule_names = [] {
-  Names<Schedule, schedule_names.size() + 2> all{};
-  for (std::size_t i = 0; i < schedule_names.size(); ++i) all[i] = schedule_names[i];
-  all[schedule_names.size()] = {"adaptive", Schedule::adaptive};
-  all[schedule_names.size() + 1] = {"auto", Schedule::automatic};
+  Names<Schedule, mega::dpp::order_names.size()> all{};
+  for (std::size_t i = 0; i < all.size(); ++i)
+    all[i] = {mega::dpp::order_names[i].name, mega::dpp::order_names[i].order};
   return all;
 }();
+/// Those but the two that are decided by measurements, which stand last.
+inline constexpr auto schedule_names = [] {
+  Names<Schedule, all_schedule_names.size() - 2> fixed{};
+  for (std::size_t i = 0; i < fixed.size(); ++i) fixed[i] = all_schedule_names[i];
+  return fixed;
+}();
+static_assert(all_schedule_names[schedule_names.size()].second == Schedule::adaptive &&
+              all_schedule_names.back().second == Schedule::automatic);
 inline constexpr Names<mega::optim::Decay, 5> decay_names{
     {{"constant", mega::optim::Decay::constant},
      {"linear", mega::optim::Decay::linear},
@@ -100,11 +83,13 @@ struct Config {
   bool sequence_parallel = false;
   bool shard_optimizer = false;
   Schedule schedule = Schedule::dfc;
-  int group_size = 0;       ///< 0: the schedule's own
-  int look_ahead = 0;       ///< 0: the static order
-  std::string stage_times;  ///< empty: measured
-  int memory_cap = 0;       ///< 0: the schedule's own
-  std::string replay_path;  ///< empty: decisions are made
+  int group_size = 0;            ///< 0: the schedule's own
+  std::string weight_gradients;  ///< empty: by rank
+  std::string placement;         ///< empty: the loop, or the schedule's own
+  int look_ahead = 0;            ///< 0: the static order
+  std::string stage_times;       ///< empty: measured
+  int memory_cap = 0;            ///< 0: the schedule's own
+  std::string replay_path;       ///< empty: decisions are made
   // Model
   std::string import_dir;
   int layers = 4;
@@ -199,15 +184,22 @@ void describe(C& c, Visitor& visit) {
                "order of a rank's micro-batches and chunks; adaptive: group sizes between dfc and "
                "bfc by what steps measure; auto: searched from the stages' times");
   visit("microbatch-group-size-per-virtual-pipeline-stage,group-size", c.group_size,
-        "micro-batches a chunk runs before the next chunk, for --schedule interleaved");
+        "micro-batches a chunk runs before the next chunk, for --schedule interleaved and "
+        "split-interleaved");
+  visit("weight-gradients,weights", c.weight_gradients,
+        "when those of --schedule split-<base> run: at-once, by-rank, at-end, or how many may wait "
+        "on a rank; without it: by-rank");
+  visit("placement", c.placement,
+        "of the stages for --schedule auto: loop, round the ranks, or v, down and up again, with 2 "
+        "chunks a rank; without it: loop");
   visit("look-ahead", c.look_ahead,
         "forwards that may overtake while the next input is late; 0: none");
   visit("stage-times", c.stage_times,
         "for --schedule auto: forward, input gradient, weight gradient and, if wanted, transfer of "
         "a chunk, as 2,2,1,0.1; with ; between them one for each stage; without it: measured");
   visit("memory-cap", c.memory_cap,
-        "activations of a chunk that a rank may hold; 0: adaptive any, auto no more than split "
-        "1f1b or dfc");
+        "activations of a chunk that a rank may hold, for --schedule v, adaptive and auto; 0: "
+        "adaptive any, auto no more than zb-h1, split-dfc or zb-v");
   visit("replay-decisions", c.replay_path,
         "file that --log-json wrote, whose decisions of --schedule adaptive or auto are repeated");
 

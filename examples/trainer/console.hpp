@@ -2,6 +2,7 @@
 /// file.
 #pragma once
 #include "config.hpp"
+#include "log_file.hpp"
 #include <mega/core/error.hpp>
 #include <mega/train/trainer.hpp>
 
@@ -14,7 +15,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <memory>
 #include <string>
 
 namespace trainer {
@@ -63,11 +63,10 @@ class Console {
         interval_(config.log_interval),
         terminal_(isatty(STDERR_FILENO) == 1) {
     if (!speaks || config.log_json.empty()) return;
-    json_.reset(std::fopen(config.log_json.c_str(), config.load_dir.empty() ? "w" : "a"));
-    mega::expects(json_ != nullptr, mega::ErrorCode::bad_input, [&] {
-      return mega::sentence("--log-json: cannot write '", config.log_json,
-                            "': ", std::strerror(errno));
-    });
+    const bool resumed = !config.load_dir.empty();
+    const std::string mended = resumed ? end_with_whole_record(config.log_json) : std::string();
+    json_ = open_log(config.log_json, resumed);
+    if (!mended.empty()) say(mended);
   }
 
   void say(const std::string& text) { print(LogLevel::info, text); }
@@ -91,10 +90,6 @@ class Console {
   }
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-
   void print(LogLevel level, const std::string& text) {
     if (level_ < level) return;
     clear_bar();
@@ -160,7 +155,7 @@ class Console {
   std::int64_t interval_;
   bool terminal_;
   bool drawn_ = false;
-  std::unique_ptr<std::FILE, Close> json_;
+  OpenFile json_;
 };
 
 }  // namespace trainer

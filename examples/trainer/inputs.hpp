@@ -5,6 +5,7 @@
 #include "hugging_face.hpp"
 #include "job.hpp"
 #include <mega/ckpt/checkpoint_directory.hpp>
+#include <mega/ckpt/directory_lock.hpp>
 #include <mega/core/error.hpp>
 #include <mega/data/token_source.hpp>
 #include <mega/nn/transformer_config.hpp>
@@ -18,6 +19,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 
 namespace trainer {
 
@@ -75,23 +77,45 @@ inline void expects_writable(const char* option, const std::string& path) {
                 });
 }
 
+/// Refuses a folder of checkpoints that are not this run's.
+/// @throws  Error(usage)
+inline void expects_own_checkpoints(const Config& c) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(c.save_dir, ignored)) return;
+  if (!c.load_dir.empty() && std::filesystem::equivalent(c.save_dir, c.load_dir, ignored)) return;
+  const auto latest = mega::ckpt::latest_complete(c.save_dir, mega::ckpt::Verify::sizes);
+  mega::expects(!latest.found.has_value(), mega::ErrorCode::usage, [&] {
+    return mega::sentence("--save: ", c.save_dir,
+                          " holds checkpoints of another run, the last of step ",
+                          latest.found->manifest.step, "; go on from them with --load ", c.save_dir,
+                          ", or save elsewhere");
+  });
+}
+
+/// The folder of --save, for as long as the run lasts; nothing where it saves nothing. For one
+/// rank: two runs at a time would take each other's newest checkpoints away.
+/// @throws  Error(usage) with the run that has it and how far that is
+[[nodiscard]] inline std::optional<mega::ckpt::DirectoryLock> own_save_folder(const Config& c) {
+  if (c.save_dir.empty()) return std::nullopt;
+  std::optional<mega::ckpt::DirectoryLock> lock(std::in_place, c.save_dir);
+  mega::expects(lock->is_owned(), mega::ErrorCode::usage, [&] {
+    const auto latest = mega::ckpt::latest_complete(c.save_dir, mega::ckpt::Verify::sizes);
+    return mega::sentence("--save: ", c.save_dir, " is in use by another run, ", lock->owner(),
+                          latest.found ? mega::sentence(", whose last checkpoint there is of step ",
+                                                        latest.found->manifest.step)
+                                       : std::string(", which has saved none yet"),
+                          "; save elsewhere, or wait until it has ended");
+  });
+  expects_own_checkpoints(c);  // one that has just ended may have left some
+  return lock;
+}
+
 /// Refuses, before any work is done for it, output that could not be kept or would replace another
 /// run's.
 inline void check_outputs(const Config& c) {
   if (!c.save_dir.empty()) {
     expects_writable("save", c.save_dir);
-    std::error_code ignored;
-    const bool same =
-        !c.load_dir.empty() && std::filesystem::equivalent(c.save_dir, c.load_dir, ignored);
-    if (std::filesystem::exists(c.save_dir, ignored) && !same) {
-      const auto latest = mega::ckpt::latest_complete(c.save_dir, mega::ckpt::Verify::sizes);
-      mega::expects(!latest.found.has_value(), mega::ErrorCode::usage, [&] {
-        return mega::sentence("--save: ", c.save_dir,
-                              " holds checkpoints of another run, the last of step ",
-                              latest.found->manifest.step, "; go on from them with --load ",
-                              c.save_dir, ", or save elsewhere");
-      });
-    }
+    expects_own_checkpoints(c);
   }
   if (!c.trace_dir.empty()) {
     expects_writable("trace", c.trace_dir);

@@ -6,6 +6,7 @@
 #include <mega/core/error.hpp>
 #include <mega/dpp/adaptive.hpp>
 #include <mega/dpp/auto_schedule.hpp>
+#include <mega/dpp/named_orders.hpp>
 #include <mega/dpp/schedule.hpp>
 #include <mega/dpp/simulator.hpp>
 #include <mega/dpp/traversal.hpp>
@@ -26,6 +27,20 @@
 namespace trainer {
 
 using StageTimes = std::vector<mega::dpp::ActionTimes>;
+
+/// Longest time of an action that a search takes, in any unit.
+inline constexpr double longest_time = 1e15;
+
+/// What no stage can take, in words; empty for possible times.
+[[nodiscard]] inline std::string impossible_in(const mega::dpp::ActionTimes& stage) {
+  for (const double time :
+       {stage.forward, stage.backward_input, stage.backward_weight, stage.hop}) {
+    if (!(time >= 0 && time <= longest_time))
+      return mega::sentence(time, ", which is no time: valid are 0 to ", longest_time);
+  }
+  const bool works = stage.forward + stage.backward_input + stage.backward_weight > 0;
+  return works ? "" : "a stage whose forward and backward take no time";
+}
 
 /// "F,I,W" or "F,I,W,HOP", one for all stages or, separated by semicolons, one for each.
 /// @throws  Error(usage) with the wrong text
@@ -58,8 +73,11 @@ using StageTimes = std::vector<mega::dpp::ActionTimes>;
       numbers.push_back(number);
     }
     if (numbers.size() != 3 && numbers.size() != 4)
-      throw wrong(mega::sentence("gives ", numbers.size(), " numbers for a stage"));
+      throw wrong(mega::sentence("gives ", numbers.size(),
+                                 numbers.size() == 1 ? " number" : " numbers", " for a stage"));
     out.push_back({numbers[0], numbers[1], numbers[2], numbers.size() == 4 ? numbers[3] : 0.0});
+    if (const std::string fault = impossible_in(out.back()); !fault.empty())
+      throw wrong("has " + fault);
   }
   if (out.size() != 1 && out.size() != static_cast<std::size_t>(stages))
     throw wrong(mega::sentence("is for ", out.size(), " stages"));
@@ -70,53 +88,48 @@ using StageTimes = std::vector<mega::dpp::ActionTimes>;
 /// in this order, but for what --memory-cap adds or takes away.
 class SearchLimits {
  public:
+  /// @param begun  the order, by the placement and v
   /// @param cap  activations of a chunk that the fullest rank may hold; 0: those of the order
   /// @throws  Error(usage) where not even one micro-batch fits
-  SearchLimits(int p, int m, int v, int cap)
-      : first_(mega::dpp::make_schedule(ChosenTraversal{Schedule::automatic}, p, m, v)),
+  SearchLimits(const ChosenTraversal& begun, int p, int m, int v, int cap)
+      : first_(made(begun, p, m, v)),
+        placement_(begun.placement()),
         slots_(mega::dpp::required_slots(lower(first_))) {
     mega::expects(cap == 0 || cap >= v, mega::ErrorCode::usage, [&] {
       return mega::sentence("--memory-cap ", cap, " is below the ", v,
                             " chunks of a rank, on each of which a micro-batch keeps an "
                             "activation");
     });
-    const mega::dpp::Verdict verdict = verify(lower(first_));
-    const std::vector<int>& peak = verdict.peak_per_rank;
+    const std::vector<int> peak = verify(lower(first_)).peak_per_rank;
     const int change = cap == 0 ? 0 : cap - *std::max_element(peak.begin(), peak.end());
     for (const int held : peak) caps_.push_back(std::max(held + change, v));
-    peak_per_chunk_ = verdict.peak_per_chunk;
-    added_activations_ = std::max(change, 0);
     // With several chunks an order may need a slot that no activation fills.
-    added_slots_ = added_activations_ + (v > 1 ? 1 : 0);
+    added_slots_ = std::max(change, 0) + (v > 1 ? 1 : 0);
+    for (int& slots : slots_) slots += added_slots_;
   }
 
   [[nodiscard]] const mega::dpp::Schedule& first() const noexcept { return first_; }
+  [[nodiscard]] ChosenPlacement placement() const noexcept { return placement_; }
   [[nodiscard]] const std::vector<double>& caps() const noexcept { return caps_; }
-  /// Activations of a chunk beyond those of the first order.
-  [[nodiscard]] int added_activations() const noexcept { return added_activations_; }
-  [[nodiscard]] std::vector<int> chunk_caps(int added) const {
-    std::vector<int> caps = peak_per_chunk_;
-    for (int& held : caps) held += added;
-    return caps;
-  }
   /// Slots of a chunk beyond those of the first order.
   [[nodiscard]] int added_slots() const noexcept { return added_slots_; }
-
-  /// Whether the chunks have slots enough.
-  [[nodiscard]] bool fits(const mega::dpp::Schedule& schedule) const {
-    const std::vector<int> needed = mega::dpp::required_slots(lower(schedule));
-    bool fits = true;
-    for (std::size_t place = 0; place < needed.size(); ++place)
-      fits &= needed[place] <= slots_[place] + added_slots_;
-    return fits;
-  }
+  /// [p*v] of each chunk in all.
+  [[nodiscard]] const std::vector<int>& slots() const noexcept { return slots_; }
 
  private:
+  [[nodiscard]] static mega::dpp::Schedule made(const ChosenTraversal& begun, int p, int m, int v) {
+    mega::expects(!begun.on_v || v == 2, mega::ErrorCode::usage, [&] {
+      return mega::sentence("--placement v is for 2 chunks a rank, not ", v,
+                            "; leave --vpp out, or give --placement loop");
+    });
+    return mega::dpp::make_schedule(begun, p, m, v);
+  }
+
   mega::dpp::Schedule first_;
+  ChosenPlacement placement_;
   std::vector<int> slots_;
   std::vector<double> caps_;
-  std::vector<int> peak_per_chunk_;
-  int added_activations_ = 0, added_slots_ = 0;
+  int added_slots_ = 0;
 };
 
 /// The order that --schedule auto decided for, and why.
@@ -127,42 +140,41 @@ struct FoundOrder {
   double makespan = 0;  ///< predicted, in the unit of the times
   double bubble = 0;    ///< idle part of it
   int peak = 0;         ///< of the fullest rank, activations of a chunk
-  std::string rival;    ///< 1f1b, or dfc where a rank has several chunks; empty: it did not fit
+  std::string rival;    ///< 1f1b, dfc or, on the V, zb_v; empty: it did not fit
   double rival_makespan = 0;
 };
 
-/// The best order for the times within the limits; the first one where no better one fits.
-/// @throws  Error(usage) where cap or times are impossible
+/// The best order for the times within the limits, the first one at the least.
+/// @throws  Error(usage) where the times are impossible
 /// @determinism  equal arguments give equal orders on one kind of machine
-[[nodiscard]] inline FoundOrder find_order(int p, int m, int v, const StageTimes& times, int cap) {
+[[nodiscard]] inline FoundOrder find_order(const SearchLimits& limits, const StageTimes& times) {
   using namespace mega::dpp;
-  const SearchLimits limits(p, m, v, cap);
-  FoundOrder out;
-  out.times = times;
-  const auto take = [&](std::string name, const mega::dpp::Schedule& schedule) {
-    const Timing timing = simulate(schedule, std::span<const ActionTimes>(times));
-    out.name = std::move(name);
-    out.lists = std::make_shared<const ActionLists>(ChosenTraversal::lists_of(schedule));
-    out.makespan = timing.makespan;
-    out.bubble = timing.wall_fraction();
-    out.peak = *std::max_element(timing.peak_per_rank.begin(), timing.peak_per_rank.end());
-  };
-  take(v == 1 ? "zb_h1" : "dfc, W at once", limits.first());
-  for (int added = limits.added_activations(); added >= 0; --added) {
-    const AutoSchedule best = auto_schedule({.p = p,
-                                             .m = m,
-                                             .v = v,
-                                             .times = times,
-                                             .caps = limits.caps(),
-                                             .chunk_caps = limits.chunk_caps(added)});
-    for (const ScheduleCandidate& c : best.candidates) {
-      if (c.name != (v == 1 ? "1f1b" : "dfc")) continue;
-      out.rival = c.name;
-      out.rival_makespan = c.makespan;
-    }
-    if (!limits.fits(best.schedule)) continue;
-    take(best.candidate, best.schedule);
-    break;
+  const ScheduleView first = limits.first().view();
+  const AutoSchedule best = auto_schedule({.p = first.p,
+                                           .m = first.m,
+                                           .v = first.v,
+                                           .times = times,
+                                           .caps = limits.caps(),
+                                           .slots = limits.slots()},
+                                          ScheduleGoal::makespan, {}, limits.placement());
+  const std::vector<int>& peaks = best.timing.peak_per_rank;
+  ActionLists lists = ChosenTraversal::lists_of(best.schedule);
+  // The halves of a pair run one after the other here, and either may then begin earlier.
+  for (auto& list : lists) {
+    for (Action& action : list) action.with_next = false;
+  }
+  FoundOrder out{.name = best.candidate,
+                 .lists = std::make_shared<const ActionLists>(std::move(lists)),
+                 .times = times,
+                 .makespan = best.timing.makespan,
+                 .bubble = best.timing.wall_fraction(),
+                 .peak = *std::max_element(peaks.begin(), peaks.end()),
+                 .rival = {}};
+  const std::string_view rival = limits.placement().is_v ? "zb_v" : first.v == 1 ? "1f1b" : "dfc";
+  for (const ScheduleCandidate& c : best.candidates) {
+    if (c.name != rival) continue;
+    out.rival = c.name;
+    out.rival_makespan = c.makespan;
   }
   return out;
 }
@@ -194,28 +206,55 @@ struct FoundOrder {
         "micro-batches than pipeline ranks");
   });
   if (cap == 0) return 0;
-  int largest = 0, least = 0;
+  std::vector<int> peaks;  // of each size, on the fullest rank
+  int largest = 0;
   for (const int size : sizes) {
-    const auto peaks = verify(lower(make_schedule(Interleaved{{size}}, p, m, v))).peak_per_rank;
-    const int peak = *std::max_element(peaks.begin(), peaks.end()) + ahead;
-    if (size != p && (least == 0 || peak < least)) least = peak;
-    if (peak <= cap) largest = size;
+    const auto held = verify(lower(make_schedule(Interleaved{{size}}, p, m, v))).peak_per_rank;
+    peaks.push_back(*std::max_element(held.begin(), held.end()) + ahead);
+    if (peaks.back() <= cap) largest = size;
   }
   mega::expects(largest > p, mega::ErrorCode::usage, [&] {
-    return mega::sentence("--memory-cap ", cap, " leaves --schedule adaptive at most the group of ",
-                          p, " micro-batches, which is dfc; the next size holds ", least,
-                          " activations on the fullest rank");
+    const int least = *std::min_element(peaks.begin() + 1, peaks.end());
+    return mega::sentence("--memory-cap ", cap,
+                          " leaves --schedule adaptive nothing to choose: on the fullest rank ",
+                          "groups of ", p, " micro-batches, which are dfc, hold ", peaks.front(),
+                          " activations and ", "larger ones at least ", least,
+                          ahead > 0 ? ", look-ahead included" : "", "; give --memory-cap ", least,
+                          " or more", peaks.front() <= cap ? ", or --schedule dfc without it" : "");
   });
   return largest;
 }
 
-/// Refuses what cannot go together. @pre  c.chunks is settled
+/// Refuses what cannot go together.
 /// @throws  Error(usage)
 inline void check_order_choice(const Config& c) {
   using mega::ErrorCode;
   using mega::expects;
   const bool adaptive = c.schedule == Schedule::adaptive;
   const bool automatic = c.schedule == Schedule::automatic;
+  const bool capped = c.schedule == Schedule::v_schedule;
+  expects(mega::dpp::takes_group_size(c.schedule) == (c.group_size != 0), ErrorCode::usage,
+          "--schedule interleaved or split-interleaved and "
+          "--microbatch-group-size-per-virtual-pipeline-stage belong together; give both or "
+          "neither");
+  expects(
+      c.weight_gradients.empty() || mega::dpp::takes_weight_delay(c.schedule), ErrorCode::usage,
+      "--weight-gradients is for --schedule split-<base>; the others say themselves when weight "
+      "gradients run");
+  expects(c.weight_gradients.empty() || mega::dpp::weights_pending_of(c.weight_gradients),
+          ErrorCode::usage, [&] {
+            return mega::sentence("--weight-gradients is '", c.weight_gradients,
+                                  "'; it takes at-once, by-rank, at-end, or the number of weight "
+                                  "gradients that may wait on a rank, from 0");
+          });
+  expects(c.placement.empty() || automatic, ErrorCode::usage,
+          "--placement is for --schedule auto; the others are for one placement each");
+  expects(
+      c.placement != "any", ErrorCode::usage,
+      "--placement any is for mega-plan: a trainer places its stages before it times them; give "
+      "loop or v, the one that mega-plan finds better");
+  expects(c.placement.empty() || c.placement == "loop" || c.placement == "v", ErrorCode::usage,
+          [&] { return mega::sentence("--placement is '", c.placement, "'; it takes loop or v"); });
   expects(c.look_ahead == 0 || c.pipeline > 1, ErrorCode::usage, [&] {
     return mega::sentence("--look-ahead ", c.look_ahead,
                           " needs --pp of at least 2: with one pipeline rank no input is late");
@@ -225,8 +264,10 @@ inline void check_order_choice(const Config& c) {
           "run in pairs, and no half of a pair overtakes");
   expects(automatic || c.stage_times.empty(), ErrorCode::usage,
           "--stage-times is for --schedule auto, which alone searches an order");
-  expects(automatic || adaptive || c.memory_cap == 0, ErrorCode::usage,
-          "--memory-cap is for --schedule auto and adaptive; the others hold what their order "
+  expects(!capped || c.memory_cap > 0, ErrorCode::usage,
+          "--schedule v needs --memory-cap, the live activations of a chunk that a rank may hold");
+  expects(automatic || adaptive || capped || c.memory_cap == 0, ErrorCode::usage,
+          "--memory-cap is for --schedule v, auto and adaptive; the others hold what their order "
           "needs, which --dry-run prints");
   expects(automatic || adaptive || c.replay_path.empty(), ErrorCode::usage,
           "--replay-decisions is for --schedule auto and adaptive, which alone make decisions");

@@ -7,6 +7,7 @@
 #include "corpus.hpp"
 #include "decisions.hpp"
 #include "hugging_face.hpp"
+#include "inputs.hpp"
 #include "job.hpp"
 #include "listing.hpp"
 #include "order_choice.hpp"
@@ -15,6 +16,7 @@
 #include "stages.hpp"
 #include "stop.hpp"
 #include "tracing.hpp"
+#include <mega/ckpt/directory_lock.hpp>
 #include <mega/ckpt/sharded_checkpoint.hpp>
 #include <mega/core/error.hpp>
 #include <mega/data/batch.hpp>
@@ -78,8 +80,9 @@ class TrainingRun {
         job_(job),
         corpus_(corpus),
         start_from_(start_from),
-        console_(job.config, world.rank() == 0),
         windows_(corpus.split.train, job.run.sequence, job.config.seed),
+        save_folder_(world.rank() == 0 ? own_save_folder(job.config) : std::nullopt),
+        console_(job.config, world.rank() == 0),
         device_(backend.make_device(world.rank())),
         recorder_(make_recorder<typename Backend::recorder>(job, world.rank())),
         world_(world, recorder_),
@@ -179,9 +182,11 @@ class TrainingRun {
     const StageTimes times = job_.found ? job_.found->times : time_stages(world);
     std::string message;
     if (world.rank() == 0) {
-      message = message_of(job_.found ? *job_.found
-                                      : find_order(c.pipeline, job_.options.microbatches, c.chunks,
-                                                   times, c.memory_cap));
+      message = message_of(
+          job_.found ? *job_.found
+                     : find_order(SearchLimits(job_.options.traversal, c.pipeline,
+                                               job_.options.microbatches, c.chunks, c.memory_cap),
+                                  times));
     }
     FoundOrder order = order_of(agreement_.text_of(0, message));
     console_.say(mega::sentence("decision: order ", to_string(order)));
@@ -269,10 +274,11 @@ class TrainingRun {
     report.tokens = report.result.targets;
     report.memory_bytes = backend_.used_bytes(rank());
     report.planned_bytes = backend_.planned_bytes(rank());
-    if (found_ && !std::exchange(told_order_, true)) report.decision = decision_of(*found_).dump();
+    if (found_ && !std::exchange(told_order_, true))
+      report.decision = decision_of(*found_, decided_pipeline(job_)).dump();
     if (dial_ && turn_dial(step_seconds)) {
       mega::dpp::DialMove move = dial_->log().back();
-      report.decision = decision_of(move).dump();
+      report.decision = decision_of(move, decided_pipeline(job_)).dump();
       move.step = report.step;  // counted from 1, as all that is printed
       console_.say("decision: " + to_string(move));
     }
@@ -403,8 +409,9 @@ class TrainingRun {
   const Job& job_;
   const Corpus& corpus_;
   const HuggingFaceModel* start_from_;
-  Console console_;
   mega::data::ShuffledWindows windows_;
+  std::optional<mega::ckpt::DirectoryLock> save_folder_;  // before anything is written
+  Console console_;
   std::optional<mega::data::SequentialWindows> validation_;
   Device device_;
   RunRecorder<Backend> recorder_;

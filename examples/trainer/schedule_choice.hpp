@@ -3,11 +3,10 @@
 #pragma once
 #include "config.hpp"
 #include <mega/dpp/adaptive.hpp>
-#include <mega/dpp/dual_pipe_v.hpp>
+#include <mega/dpp/named_orders.hpp>
 #include <mega/dpp/placement.hpp>
 #include <mega/dpp/schedule.hpp>
 #include <mega/dpp/traversal.hpp>
-#include <mega/dpp/v_schedule.hpp>
 #include <mega/dpp/zero_bubble.hpp>
 
 #include <algorithm>
@@ -43,8 +42,11 @@ using ActionLists = std::vector<std::vector<mega::dpp::Action>>;
 struct ChosenTraversal {
   static constexpr std::string_view name = "chosen";
   Schedule schedule = Schedule::dfc;
-  int group_size = 0;     ///< of interleaved; of adaptive the one in force, 0: that of dfc
-  int largest_group = 0;  ///< of adaptive; 0: any
+  int group_size = 0;  ///< of interleaved; of adaptive the one in force, 0: that of dfc
+  int cap = 0;         ///< of v
+  mega::dpp::WeightsPending weights{0, 1};  ///< of the split ones
+  bool on_v = false;                        ///< of automatic: where the stages stand
+  int largest_group = 0;                    ///< of adaptive; 0: any
   /// Of automatic; null: the order that it begins its search with.
   std::shared_ptr<const ActionLists> found = nullptr;
 
@@ -57,31 +59,25 @@ struct ChosenTraversal {
 
   [[nodiscard]] ChosenPlacement placement() const noexcept { return {is_v()}; }
 
+  /// The order with a policy of its own for v chunks a rank: of those that are decided by
+  /// measurements the one that they begin with.
+  [[nodiscard]] Schedule begun_with(int v) const noexcept {
+    if (schedule == Schedule::adaptive)
+      return group_size == 0 ? Schedule::dfc : Schedule::interleaved;
+    if (schedule != Schedule::automatic) return schedule;
+    if (on_v) return Schedule::zero_bubble_v;
+    return v == 1 ? Schedule::zero_bubble_h1 : Schedule::split_dfc;
+  }
+
   /// use(policy) with the chosen one for v chunks a rank.
   template <class Use>
   auto with(int v, const Use& use) const {
-    using namespace mega::dpp;
-    using enum trainer::Schedule;
-    switch (schedule) {
-      case gpipe: return use(GPipe{});
-      case one_f_one_b: return use(OneForwardOneBackward{});
-      case bfc: return use(ScheduleTraversal<BFC>{});
-      case interleaved: return use(ScheduleTraversal<GroupSize>{{group_size}});
-      case zero_bubble_h1: return use(ZeroBubbleH1{});
-      case zero_bubble_h2: return use(ZeroBubbleH2{});
-      case zero_bubble_v: return use(ZeroBubbleV{});
-      case v_half: return use(VHalf{});
-      case v_min: return use(VMin{});
-      case dual_pipe_v: return use(DualPipeV{});
-      case adaptive:
-        if (group_size == 0) break;
-        return use(ScheduleTraversal<GroupSize>{{group_size}});
-      case automatic:
-        if (v == 1) return use(ZeroBubbleH1{});
-        return use(SplitBackward<ScheduleTraversal<DFC>, WeightAtOnce>{});
-      case dfc: break;
-    }
-    return use(ScheduleTraversal<DFC>{});
+    const bool searches = schedule == Schedule::automatic;
+    return mega::dpp::with_named(begun_with(v),
+                                 {.group_size = group_size,
+                                  .cap = cap,
+                                  .weights = searches ? mega::dpp::WeightsPending{} : weights},
+                                 use);
   }
 
   [[nodiscard]] int length(int p, int m, int v) const {
@@ -135,20 +131,29 @@ struct ChosenTraversal {
   }
   /// Whether stages must run backward_input and backward_weight apart.
   [[nodiscard]] bool splits_backward() const noexcept {
-    return schedule == Schedule::zero_bubble_h1 || schedule == Schedule::zero_bubble_h2 ||
-           schedule == Schedule::automatic || is_v();
+    return mega::dpp::has_split_backward(schedule);
   }
   /// Whether it runs a forward and a backward as a pair.
   [[nodiscard]] bool has_fused_pairs() const noexcept { return schedule == Schedule::dual_pipe_v; }
-  /// Chunks a rank where the run names none.
-  [[nodiscard]] int usual_chunks() const noexcept { return is_v() ? 2 : 1; }
+  /// Chunks a rank where the run names none: two on the V and where the name means several.
+  [[nodiscard]] int usual_chunks() const noexcept {
+    return is_v() || schedule == Schedule::looped_bfs || schedule == Schedule::split_looped_bfs ? 2
+                                                                                                : 1;
+  }
 
  private:
-  [[nodiscard]] bool is_v() const noexcept {
-    return schedule == Schedule::zero_bubble_v || schedule == Schedule::v_half ||
-           schedule == Schedule::v_min || schedule == Schedule::dual_pipe_v;
-  }
+  [[nodiscard]] bool is_v() const noexcept { return on_v || mega::dpp::stands_on_v(schedule); }
 };
+
+/// What the run chose. @pre check_order_choice(c)
+[[nodiscard]] inline ChosenTraversal chosen_traversal(const Config& c) {
+  return {.schedule = c.schedule,
+          .group_size = c.group_size,
+          .cap = c.schedule == Schedule::v_schedule ? c.memory_cap : 0,
+          .weights = mega::dpp::weights_pending_of(c.weight_gradients)
+                         .value_or(mega::dpp::WeightsPending{0, 1}),
+          .on_v = c.placement == "v"};
+}
 
 static_assert(mega::dpp::traversal_policy<ChosenTraversal> &&
               mega::dpp::orders_all_ranks<ChosenTraversal> &&

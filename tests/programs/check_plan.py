@@ -158,6 +158,23 @@ class Plan(unittest.TestCase):
                 continue
             self.assertTrue(self.schedule(name, 3, 7)["deadlock_free"])
 
+        self.assertNotIn("adaptive", names)
+        self.refused("schedule", "--name", "adaptive", "--pp", 2, "--micro-batches", 4, says=["as a run measures", "dfc and bfc"])
+
+    def test_the_labels_of_a_comparison_are_names_with_their_options(self):
+        common = ["--pp", 4, "--micro-batches", 12, "--times", "2,2,2", "--memory-cap", 3]
+        got = self.json("compare", *common, "--vpp", "1,2")
+        labels = [row["schedule"] for row in got["schedules"] + got["left_out"]]
+        for label in ("interleaved --group-size 8", "v --memory-cap 6", "auto --placement v", "auto --placement loop", "split-dfc"):
+            self.assertIn(label, labels)
+        for row in got["schedules"]:
+            if not row["schedule"].startswith("auto"):
+                made = self.schedule(*row["schedule"].split()[:1], 4, 12, *row["schedule"].split()[1:], "--times",
+                                     ",".join([str(2 / row["vpp"])] * 3), v=row["vpp"])
+                self.assertAlmostEqual(made["makespan"], row["step"], places=9)
+        text = self.run_plan("compare", *common, "--vpp", 2).stdout
+        self.assertRegex(text.splitlines()[-1], r"^in the trainers: --pp 4 --vpp 2 --schedule [a-z0-9-]+")
+
     def test_text_says_what_json_says(self):
         done = self.run_plan("schedule", "--name", "zb-h1", "--pp", 8, "--micro-batches", 24)
         self.assertEqual(done.returncode, 0)
@@ -258,18 +275,58 @@ class Plan(unittest.TestCase):
 
     def test_what_is_no_file_is_not_replaced(self):
         one = ["schedule", "--name", "gpipe", "--pp", 2, "--micro-batches", 2]
+        self.refused(*one, "--csv", self.folder, says=[self.folder, "not a regular file"])
+        table = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
         pipe = self.folder / "pipe"
         os.mkfifo(pipe)
+        reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
+        self.addCleanup(reader.wait)
+        self.addCleanup(reader.kill)
+        self.addCleanup(reader.stdout.close)
         done = self.run_plan(*one, "--csv", pipe)
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("not a regular file", done.stderr)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(reader.stdout.read(), table)
+        self.assertIn("makespan", done.stdout)
         self.assertTrue(stat.S_ISFIFO(pipe.stat().st_mode))
+        self.assertEqual(self.run_plan(*one, "--svg", "/dev/null", "--csv", "a.csv").returncode, 0)
+        self.assertTrue(stat.S_ISCHR(os.stat("/dev/null").st_mode))
+        (self.folder / "a.csv").unlink()
+        # Nothing appears beside a device that is full.
+        for option, other in (("--svg", "--csv"), ("--csv", "--svg"), ("--perfetto", "--csv")):
+            self.refused(*one, other, "beside", option, "/dev/full", says=["/dev/full", "No space left on device"])
+        self.assertTrue(stat.S_ISCHR(os.stat("/dev/full").st_mode))
         target = self.file("old", "target.svg")
         link = self.folder / "link.svg"
         link.symlink_to(target)
         self.assertEqual(self.run_plan(*one, "--svg", link).returncode, 0)
         self.assertTrue(link.is_symlink())
         self.assertIn("<svg", target.read_text())
+
+    def test_standard_output_gets_one_thing(self):
+        one = ["schedule", "--name", "gpipe", "--pp", 2, "--micro-batches", 2]
+        table = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
+        done = self.run_plan(*one, "--csv", "/dev/stdout")
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, table, ""))
+        read = subprocess.run([str(BIN / "mega-plan"), "check", "/dev/stdin"], input=done.stdout, capture_output=True, text=True,
+                              timeout=60)
+        self.assertEqual(read.returncode, 0, read.stdout)
+        # Behind > it is a file, which is not replaced under the shell's hands.
+        log = self.file("before\n", "log.csv")
+        with open(log, "a") as out:
+            subprocess.run([str(BIN / "mega-plan"), *map(str, one), "--csv", "/dev/stdout"], stdout=out, timeout=60, check=True)
+        self.assertEqual(log.read_text(), "before\n" + table)
+        self.assertEqual([log], sorted(self.folder.iterdir()))
+        drawn = self.run_plan("check", self.file(table), "--svg", "/dev/stdout")
+        self.assertEqual(drawn.returncode, 0)
+        xml.etree.ElementTree.fromstring(drawn.stdout)
+        self.refused(*one, "--json", "--csv", "/dev/stdout", says=["--json", "/dev/stdout"])
+        self.refused(*one, "--svg", "/dev/stdout", "--csv", "/dev/stdout", says=["two outputs"])
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([str(BIN / "mega-plan"), *map(str, one)], stdout=full, stderr=subprocess.PIPE, text=True,
+                                  timeout=60)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("takes no more", done.stderr)
+        self.assertIn("could not be written", self.run_plan("--help").stdout)
 
     def test_no_file_appears_unless_all_can(self):
         one = ["schedule", "--name", "gpipe", "--pp", 2, "--micro-batches", 2]
@@ -337,13 +394,34 @@ class Plan(unittest.TestCase):
 
     def test_faults_have_names(self):
         for text, kind in (("0F0,0F1,0B1,0B0\n", "out of order"), ("0B0,0F0\n", "dependency"), ("0F0,0F1,0B0\n", "missing"),
-                           ("0F0,0F0,0B0\n", None)):
+                           ("0F0,0F0,0B0\n", "duplicate"), ("0F0,0B0,0B0\n", "duplicate"), ("0B0\n", "missing"),
+                           ("0F0,0B0\n2F0,2B0\n", "missing"), ("0F0,0B0\n1F0,1B1\n", "missing"),
+                           ("0F0,0B0\n0F1,0B1\n", "out of place"), ("0F0,2B0\n1F0,1B0\n", "out of place")):
             with self.subTest(text=text):
                 path = self.file(text)
-                if kind is None:
-                    self.refused("check", path)
-                else:
-                    self.assertEqual(self.json("check", path, code=1)["fault"]["kind"], kind)
+                got = self.json("check", path, code=1)
+                self.assertFalse(got["valid"])
+                self.assertEqual(got["fault"]["kind"], kind)
+                done = self.run_plan("check", path)
+                self.assertEqual((done.returncode, done.stderr), (1, ""))
+                self.assertIn("invalid: " + got["fault"]["sentence"], done.stdout)
+
+    def test_only_what_stands_in_the_file_is_blamed(self):
+        # All of these leave the loss and the transfers unsaid.
+        for text, rank, position, cell in (("0B0,0F0\n", 0, 1, "backward of chunk 0, micro-batch 0"),
+                                           ("0F0,0B0,0B0\n", 0, 3, "backward of chunk 0, micro-batch 0"),
+                                           ("0F0,0F1,0B0,0B1\n1F0,1B1,1F1,1B0\n", 1, 2, "backward of chunk 0, micro-batch 1"),
+                                           ("0F0,0F1,0B0,0B1\n1F0,1B0,1B0,1F1,1B1\n", 1, 3, "backward of chunk 0, micro-batch 0"),
+                                           ("0F0,0B0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n", 0, 3, "backward of chunk 0, micro-batch 0"),
+                                           ("0F0,0I0,0W0,0W0\n1F0,1I0,1W0\n", 0, 4, "backward_weight of chunk 0, micro-batch 0")):
+            with self.subTest(text=text):
+                fault = self.json("check", self.file(text), code=1)["fault"]
+                self.assertEqual((fault["rank"], fault["position"]), (rank, position))
+                self.assertTrue(fault["sentence"].startswith(f"{cell} at position {position} of rank {rank} "), fault["sentence"])
+                self.assertEqual(fault["action"], cell.split()[0])
+        # A loss that the file does say is blamed by its name.
+        fault = self.json("check", self.file("0LOSS0,0F0,0B0,0REDUCE_GRAD\n"), code=1)["fault"]
+        self.assertTrue(fault["sentence"].startswith("loss of chunk 0"), fault["sentence"])
 
     def test_unreadable_files(self):
         self.refused("check", self.folder / "absent.csv", says=["absent.csv"])
@@ -372,7 +450,23 @@ class Plan(unittest.TestCase):
         self.assertTrue(all(r["peak_activations"] <= 4 for r in got["schedules"]))
         self.assertIn("gpipe", [r["schedule"] for r in got["left_out"]])
         self.assertIn("zb-h1", [r["schedule"] for r in got["schedules"]])
-        self.refused(*common, "--memory-cap", .5, says=["no schedule fits", "the least"])
+        self.refused(*common, "--memory-cap", .5, says=["no schedule fits", "the least is 1.00 activations"])
+        self.assertEqual(self.json(*common, "--memory-cap", 1)["schedules"][0]["peak_activations"], 1)
+
+    def test_the_least_of_a_refusal_is_enough_and_no_less_is(self):
+        timed = ["compare", "--pp", 4, "--micro-batches", 8, "--times", "2,2,2"]
+        counted = ["compare", "--pp", 4, "--micro-batches", 4, "--model", "gpt3-125m", "--flops", 1e14]
+        large = ["compare", "--pp", 64, "--micro-batches", 1024, "--vpp", "2", "--times", "2,2,2"]  # beyond the search
+        for command, unit, step in ((timed, "activations", .01), (counted, "GB", .001), ([*counted, "--vpp", 2], "GB", .001),
+                                    (large, "activations", .01)):
+            with self.subTest(command=command):
+                done = self.run_plan(*command, "--memory-cap", .001 if unit == "activations" else "1KB")
+                self.assertEqual(done.returncode, 2, done.stdout)
+                least = float(re.search(rf"the least is ([\d.]+) {unit}, by ", done.stderr)[1])
+                suffix = "" if unit == "activations" else "GB"
+                got = self.json(*command, "--memory-cap", f"{least}{suffix}")
+                self.assertGreaterEqual(len(got["schedules"]), 1)
+                self.refused(*command, "--memory-cap", f"{least - step:.3f}{suffix}", says=["the least is"])
 
     def test_links_serialise_and_are_exposed(self):
         got = self.json("compare", "--pp", 2, "--micro-batches", 1, "--vpp", 1, "--times", "1,1,1", "--link-latency", 2,

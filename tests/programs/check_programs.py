@@ -108,7 +108,7 @@ class Programs(unittest.TestCase):
             self.assertEqual(done.returncode, 0, (flags, done.stderr))
             self.assertEqual(done.stderr, "", flags)
         # In refusals too the numbers are what they are.
-        self.refused(*wide, "--schedule=adaptive", "--look-ahead=2147483647", "--memory-cap=2", says=["--memory-cap 2 ", "holds 23 activations"])
+        self.refused(*wide, "--schedule=adaptive", "--look-ahead=2147483647", "--memory-cap=2", says=["--memory-cap 2 ", "at least 23, look-ahead included"])
         self.refused(*wide, "--schedule=interleaved", "--group-size=1000000000", says=["1000000000", "2..8"])
         self.refused("--tp=65536", "--pp=65536", says=["65536", "at most 1048576"])
         self.refused("--micro-batch-size=65536", "--dp=65536", says=["8", "65536", "4294967296"])
@@ -141,6 +141,69 @@ class Programs(unittest.TestCase):
         self.refused("--lr-wsd-decay-iters=2", says=["WSD"])
         self.refused("--lr-decay-style=WSD", "--lr-wsd-decay-iters=50", says=["50", "6"])
 
+    def test_two_runs_do_not_share_a_folder(self):
+        save = self.folder / "ck"
+        endless = [str(BIN / "mega-gpt3"), *SMALL, "--data", str(self.text), "--train-iters=1000000", "--save", str(save)]
+
+        def started(*more):
+            process = subprocess.Popen([*endless, *more], stderr=subprocess.PIPE, text=True)
+            self.addCleanup(process.kill)
+            return process
+
+        def wait_for(holds):
+            deadline = time.monotonic() + 60
+            while not holds() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            self.assertTrue(holds())
+
+        def is_refused(*more, says):
+            log = self.folder / "second.json"
+            log.write_text("kept\n")
+            for program in ("mega-gpt3", "mega-llama3"):
+                done = run(program, *SMALL, "--data", self.text, "--save", save, "--log-json", log, *more)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+                for word in says:
+                    self.assertIn(str(word), done.stderr)
+            self.assertEqual(log.read_text(), "kept\n")
+
+        first = started()
+        wait_for((save / ".lock").exists)
+        for layout in ([], ["--dp=2"]):
+            is_refused(*layout, says=[save, "in use", f"process {first.pid} on host", "saved none yet", "save elsewhere"])
+        first.send_signal(signal.SIGTERM)
+        self.assertEqual((first.communicate(timeout=60), first.returncode)[1], 0)
+        self.assertFalse((save / ".lock").exists())
+        steps_done = int((save / "latest").read_text().split("-")[1])
+        # What has ended is refused as such, and gone on with by one run at a time.
+        self.refused("--save", save, says=["another run", f"step {steps_done}", "--load"])
+        second = started("--load", str(save))
+        wait_for((save / ".lock").exists)
+        is_refused("--load", str(save), says=["in use", f"process {second.pid} ", f"of step {steps_done}"])
+        second.kill()
+        second.communicate(timeout=60)
+        # One that was killed holds nothing.
+        done = run("mega-gpt3", *SMALL, "--data", self.text, "--save", save, "--load", save, "--train-iters", steps_done + 1)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([p for p in save.iterdir() if p.name.startswith(".")], [])
+
+    @unittest.skipUnless((BIN / "mega-gpt3-mpi").exists() and shutil.which("mpirun"), "built without MPI")
+    def test_two_runs_of_processes_do_not_share_a_folder(self):
+        save = self.folder / "ck"
+        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", str(BIN / "mega-gpt3-mpi"), *SMALL, "--data",
+                   str(self.text), "--save", str(save)]
+        first = subprocess.Popen([*command, "--train-iters=1000000"], stderr=subprocess.PIPE, text=True)
+        self.addCleanup(first.kill)
+        deadline = time.monotonic() + 60
+        while not (save / ".lock").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, rf"(?m)^rank 0: --save: {save} is in use by another run, process \d+ on host .*; save elsewhere, or wait")
+        first.send_signal(signal.SIGTERM)
+        _, said = first.communicate(timeout=60)
+        self.assertIn("is durable", said)  # and mpirun's own exit code tells of the signal
+
     def test_outputs_that_cannot_be_kept_are_refused_first(self):
         self.refused("--save", self.text, says=[self.text])
         self.refused("--save", self.text / "below", says=[self.text])
@@ -156,6 +219,60 @@ class Programs(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual([s["step"] for s in steps(log)], [1, 2, 3, 4])
 
+    def test_a_log_that_was_cut_is_mended_before_it_is_continued(self):
+        save, log = self.folder / "ck", self.folder / "log.json"
+        self.train("--save", save, "--train-iters=2", "--lr-decay-iters=6")
+        whole = log.read_text()
+        two = whole.splitlines(keepends=True)
+
+        def resumed(content):
+            log.write_text(content)
+            return run("mega-gpt3", *SMALL, "--data", self.text, "--load", save, "--train-iters=3", "--lr-decay-iters=6", "--log-json", log)
+
+        cut = '{"step": 3, "loss": 5.4, "lr"'
+        for content, begun, bytes_cut in ((whole + cut, [1, 2], len(cut)), (whole + "{", [1, 2], 1), (cut, [], len(cut)),
+                                          (two[0] + two[1][:-5], [1], len(two[1]) - 5), (whole[:-1], [1, 2], 0), ("", [], 0),
+                                          (whole * 300 + cut, [1, 2] * 300, len(cut))):
+            with self.subTest(content=content[-40:]):
+                done = resumed(content)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual([s["step"] for s in steps(log)], begun + [3])
+                self.assertEqual("was not finished" in done.stderr, bytes_cut > 0, done.stderr)
+                if bytes_cut > 0:
+                    self.assertIn(f"the last line of {log} was not finished", done.stderr)
+                    self.assertRegex(done.stderr, rf"its {bytes_cut} bytes? (is|are) cut off")
+        # What is no log is not touched.
+        for content in ("a letter without an end", whole + '{"name": "x"', whole + "x" * (3 << 20)):
+            done = resumed(content)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+            self.assertIn("does not end as a log does", done.stderr)
+            self.assertEqual(log.read_text(), content)
+
+    def test_metrics_say_what_is_missing_of_a_recording(self):
+        folder = self.folder / "traces"
+        self.train("--pp=2", "--train-iters=3", "--trace", folder)
+
+        def metrics(*more):
+            done = run("mega-plan", "metrics", folder, *more)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done
+
+        clean = metrics("--json")
+        self.assertEqual((clean.stderr, json.loads(clean.stdout)["warnings"]), ("", []))
+        (folder / "letter.txt").write_text("dear all\n")
+        for done in (metrics(), metrics("--json")):
+            self.assertRegex(done.stderr, r"^mega-plan: warning: letter.txt in .* is no trace and was passed over\n$")
+        self.assertIn("letter.txt", json.loads(done.stdout)["warnings"][0])
+        self.assertEqual(run("mega-scan", "report", folder).stderr.replace("mega-scan", "mega-plan"), done.stderr)
+
+    def test_metrics_of_orders_whose_losses_come_late(self):
+        # On a V, a rank may run another forward between a micro-batch's last one and its loss.
+        folder = self.folder / "traces"
+        self.train("--pp=2", "--vpp=2", "--schedule=zb-v", "--micro-batch-size=1", "--train-iters=3", "--trace", folder)
+        done = run("mega-plan", "metrics", folder, "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_layouts_that_do_not_divide_name_the_numbers(self):
         self.refused("--tp=3", says=["heads", "4", "3"])
         self.refused("--tp=8", says=["heads", "4", "8"])
@@ -166,7 +283,10 @@ class Programs(unittest.TestCase):
         self.refused("--num-attention-heads=5", says=["32", "5"])
         self.refused("--kv-heads=2", "--tp=4", program="mega-llama3", says=["kv_heads", "2", "4"])
         self.refused("--seq-length=64", "--max-position-embeddings=32", says=["64", "32"])
-        self.refused("--clip-grad=-1", says=["clip-grad"])
+        for option in ("clip-grad", "adam-eps", "norm-epsilon", "init-method-std", "weight-decay", "temperature", "rotary-base"):
+            for value in ("-1", "nan", "inf"):
+                self.refused(f"--{option}={value}", says=[f"--{option} is {value}", "must be finite"])
+        self.refused("--rotary-base=0", says=["--rotary-base is 0", "above 0"])
         self.refused("--lr=nan", says=["learning rate"])
 
     def test_wrong_layers_of_stages_name_the_numbers(self):
@@ -174,14 +294,22 @@ class Programs(unittest.TestCase):
         self.refused("--pp=2", layout, "E t2|x L", says=["'x'", "character 6", "E, t, L"])
         self.refused("--pp=2", layout, "Et*2|m,ttL", says=["'m'", "character 6", "multi-token prediction"])
         self.refused("--pp=2", layout, "E t2|t3 L", says=["5 layers", "4", "take away 1 t"])
-        self.refused("--pp=2", layout, "E t|t|t2 L", says=["3 stages", "2 ranks", "2 and 4"])
-        self.refused("--pp=2", "--vpp=2", layout, "E t2|t2 L", says=["2 stages", "4", "add 2 |"])
+        for flags, text, words in ((["--pp=2"], "E t|t|t2 L", ["has 3 stages, which --pp 2 does not divide", "give --pp 1, or a layout of 2 or 4 stages"]),
+                                   (["--pp=3"], "E t|t|t|t L", ["has 4 stages, which --pp 3", "give --pp 2, or a layout of 3 or 6 stages"]),
+                                   (["--pp=4"], "E t4 L", ["has 1 stage, which --pp 4", "give --pp 1, or a layout of 4 stages"]),
+                                   (["--pp=2", "--vpp=2"], "E t2|t2 L", ["has 2 stages, but --pp 2 times --vpp 2 is 4", "give --vpp 1, or a layout of 4 stages"]),
+                                   (["--pp=2", "--vpp=3"], "E t|t|t|t L", ["has 4 stages, but --pp 2 times --vpp 3 is 6", "give --vpp 2, or a layout of 6 stages"]),
+                                   (["--pp=3", "--vpp=2"], "E t|t|t|t L", ["has 4 stages, but --pp 3 times --vpp 2 is 6", "give --pp 2 --vpp 2, or a layout of 6"])):
+            self.refused(*flags, layout, text, says=words)
+        self.refused("--pp=2", "--schedule=zb-v", layout, "E t2|t2 L", says=["--schedule zb-v", "the layout's 2 stages", "2 chunks a rank"])
+        self.refused("--pp=2", "--schedule=zb-v", "--vpp=1", says=["--schedule zb-v", "--vpp 1", "2 chunks a rank"])
         self.refused("--pp=4", layout, "Et|t*2||tL", says=["stage 2", "without a layer"])
         self.refused("--pp=2", "--decoder-first-pipeline-num-layers=3", "--decoder-last-pipeline-num-layers=2", says=["3 and 2", "4"])
         self.refused("--pp=3", "--decoder-first-pipeline-num-layers=4", says=["leave 0 for 2 stages", "at most 2"])
         self.refused("--pp=2", "--vpp=2", "--decoder-last-pipeline-num-layers=1", says=["last rank", "1 layers in 2 chunks", "2"])
         self.refused("--decoder-first-pipeline-num-layers=1", says=["at least 2 ranks"])
         self.refused("--pp=2", "--decoder-first-pipeline-num-layers=-1", says=["-1", "at least 0"])
+        self.refused("--pp=2", "--decoder-last-pipeline-num-layers=9", says=["--decoder-last-pipeline-num-layers is 9", "0 to the 4 layers"])
         self.refused("--pp=7", "--balance-layers", says=["4 layers", "7 stages"])
         for flags in ([layout, "E t2|t2 L", "--balance-layers"], [layout, "E t2|t2 L", "--decoder-last-pipeline-num-layers=2"],
                       ["--balance-layers", "--decoder-first-pipeline-num-layers=2"]):
@@ -291,6 +419,60 @@ class Programs(unittest.TestCase):
         self.refused("--schedule=zb-h1", "--pp=2", "--vpp=2", says=["2"])
         self.refused("--schedule=zb-h1", "--pp=2", "--recompute=full", says=["recompute"])
         self.refused("--schedule=dualpipev", "--pp=4", "--num-layers=8", "--global-batch-size=4", says=["micro-batch", "8"])
+
+    def test_every_schedule_of_mega_plan_trains_the_same_model_bit_for_bit(self):
+        """What mega-plan names is what follows --schedule; none changes a bit of what 1f1b gives."""
+        one, _ = self.train("--pp=2", "--schedule=1f1b")
+        numbers = {"interleaved": ["--group-size=3"], "split-interleaved": ["--group-size=3"], "v": ["--memory-cap=3"],
+                   "auto": ["--stage-times=1,1,1,.1"]}
+        listed = [line.split()[0] for line in run("mega-plan", "schedule", "--list").stdout.splitlines()]
+        self.assertIn("split-<base>", listed)
+        names = [name for name in listed if name != "split-<base>"]
+        bases = ("gpipe", "looped-bfs", "1f1b", "eager-1f1b", "dfc", "bfc", "interleaved")
+        for name in names + ["split-" + base for base in bases]:
+            chunks = [] if name.endswith("1f1b") or name.startswith("zb-h") else ["--vpp=2"]
+            log, _ = self.train("--pp=2", f"--schedule={name}", *chunks, *numbers.get(name, []))
+            self.same_bits(log, one, name)
+        for flags in (["--schedule=split-dfc", "--vpp=2", "--weight-gradients=at-end"], ["--schedule=split-1f1b", "--weights=1"],
+                      ["--schedule=split-gpipe", "--weights=at-once", "--look-ahead=2"], ["--schedule=looped-bfs"],
+                      ["--schedule=auto", "--placement=v", "--stage-times=2,1,3,.1"],
+                      ["--schedule=auto", "--placement=v", "--look-ahead=1", "--memory-cap=6"]):
+            log, _ = self.train("--pp=2", *flags)
+            self.same_bits(log, one, flags)
+        # An order that was found for one placement is not repeated on the other.
+        path = self.folder / "on_v.json"
+        log, _ = self.train("--pp=2", "--schedule=auto", "--placement=v", "--stage-times=1,1,1", log=path.name)
+        again, _ = self.train("--pp=2", "--schedule=auto", "--placement=v", "--replay-decisions", path)
+        self.assertEqual(self.decisions(again), self.decisions(log))
+        self.refused("--pp=2", "--vpp=2", "--schedule=auto", "--replay-decisions", path, says=['"placement": "v"', "--placement loop"])
+        # Weight gradients wait as they are told to.
+        order = self.executed("--pp=2", "--schedule=split-1f1b", "--weights=at-end", "--train-iters=1")
+        self.assertEqual([name for name, _, _ in order[1][0]], ["forward", "backward_input"] * 8 + ["backward_weight"] * 8)
+
+    def test_the_flags_that_mega_plan_recommends_are_taken(self):
+        done = run("mega-plan", "compare", "--pp", 2, "--micro-batches", 8, "--times", "2,2,2", "--comm", ".1", "--memory-cap", 1.5,
+                   "--vpp", "1,2", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = json.loads(done.stdout)["schedules"]
+        self.assertIn("v --memory-cap 3", [row["schedule"] for row in rows])
+        self.assertIn("auto --placement v", [row["schedule"] for row in rows])
+        for row in rows:
+            done = run("mega-gpt3", *SMALL, "--dry-run", "--data", self.text, *row["trainer_flags"].split())
+            self.assertEqual(done.returncode, 0, (row, done.stderr))
+            self.assertIn(f"x pp2, {row['vpp']} chunks a rank", done.stdout)
+
+    def test_schedules_that_lack_something_say_what(self):
+        self.refused("--pp=2", "--schedule=v", says=["--schedule v needs --memory-cap"])
+        self.refused("--pp=2", "--schedule=v", "--memory-cap=1", says=["cap of 1", "2"])
+        self.refused("--pp=2", "--schedule=split-interleaved", "--vpp=2", says=["group-size"])
+        self.refused("--pp=2", "--weights=at-end", says=["--weight-gradients", "split-<base>"])
+        self.refused("--pp=2", "--schedule=split-1f1b", "--weights=soon", says=["soon", "at-end"])
+        self.refused("--pp=2", "--schedule=split-1f1b", "--recompute=full", says=["recompute"])
+        self.refused("--pp=2", "--schedule=eager-1f1b", "--vpp=2", says=["1 chunk", "v 2"])
+        self.refused("--pp=2", "--schedule=dfc", "--placement=v", says=["--placement", "auto"])
+        self.refused("--pp=2", "--schedule=auto", "--placement=any", says=["before it times them", "loop or v"])
+        self.refused("--pp=2", "--schedule=auto", "--placement=ring", says=["ring", "loop or v"])
+        self.refused("--pp=2", "--schedule=auto", "--placement=v", "--vpp=4", "--num-layers=8", says=["2 chunks", "4"])
 
     def test_every_layout_flag_trains_the_same_model(self):
         one, _ = self.train()
@@ -480,12 +662,21 @@ class Programs(unittest.TestCase):
         self.refused("--vpp=2", "--schedule=adaptive", says=["adaptive", "pp 1", "--pp"])
         self.refused("--pp=2", "--vpp=2", "--global-batch-size=2", "--schedule=adaptive",
                      says=["2 micro-batches", "more micro-batches than"])
-        self.refused("--pp=2", "--vpp=2", "--schedule=adaptive", "--memory-cap=5", says=["--memory-cap 5", "dfc", "7 activations"])
+        self.refused("--pp=2", "--vpp=2", "--schedule=adaptive", "--memory-cap=5",
+                     says=["--memory-cap 5", "dfc, hold 5 activations", "at least 7", "--memory-cap 7 or more, or --schedule dfc"])
+        self.refused("--pp=2", "--vpp=2", "--schedule=adaptive", "--memory-cap=4", says=["--memory-cap 4", "hold 5", "at least 7", "7 or more"])
+        self.refused("--pp=2", "--vpp=2", "--schedule=adaptive", "--memory-cap=6", "--look-ahead=2",
+                     says=["hold 7 activations", "at least 9, look-ahead included", "--memory-cap 9"])
+        for cap, flags in ((7, []), (9, ["--look-ahead=2"])):  # what was advised
+            done = run("mega-gpt3", *SMALL, "--data", self.text, "--dry-run", "--pp=2", "--vpp=2", "--schedule=adaptive", f"--memory-cap={cap}", *flags)
+            self.assertEqual(done.returncode, 0, done.stderr)
         self.refused("--pp=2", "--memory-cap=5", says=["--memory-cap", "auto and adaptive"])
         self.refused("--pp=2", "--stage-times=1,1,1", says=["--stage-times", "auto"])
         for text, word in (("1,1", "2 numbers"), ("1,x,1", "'x'"), ("1,1,1,", "''"), ("1,1,1;1,1,1;1,1,1", "3 stages"), ("1,-1,1", "-1"),
-                           ("0,0,0", "takes some"), ("nan,1,1", "nan")):
-            self.refused("--pp=2", "--schedule=auto", f"--stage-times={text}", says=[word])
+                           ("0,0,0", "take no time"), ("0,0,0,5", "take no time"), ("nan,1,1", "nan"), ("1,1,inf", "inf"), ("1,1,1,-1", "-1"),
+                           ("1e300,1,1", "1e+300"), ("1", "1 number "), ("1,1,1,1,1", "5 numbers"), ("1,1,1;nan,1,1", "nan"), (";", "''"),
+                           ("nan", "1 number ")):
+            self.refused("--pp=2", "--schedule=auto", f"--stage-times={text}", says=[f"--stage-times '{text}'", word, "as 2,2,1,0.1", "2 stages"])
         self.refused("--pp=2", "--vpp=2", "--schedule=auto", "--memory-cap=1", says=["--memory-cap 1", "2 chunks"])
         self.refused("--pp=2", "--schedule=auto", "--recompute=full", says=["recompute"])
 
@@ -493,15 +684,47 @@ class Programs(unittest.TestCase):
         path = self.folder / "decisions.json"
         dial = ["--pp=2", "--vpp=2", "--schedule=adaptive", "--replay-decisions", path]
         self.refused(*dial, says=["decisions.json", "cannot read"])
-        move = {"schedule": "adaptive", "from": 2, "to": 4, "reason": "links", "step_seconds": 1, "exposed_seconds": 1, "memory_share": 0}
-        for line, words in (("", ["no step"]), ("[1]", ["line 1"]), ('{"loss": 3}', ["line 1"]),
-                            (json.dumps({"step": 3, "decision": {**move, "to": 3}}), ["step 3", "groups of 3", "2, 4, 8"]),
-                            (json.dumps({"step": 3, "decision": {**move, "reason": "whim"}}), ["line 1", "whim"]),
-                            (json.dumps({"step": 3, "decision": {**move, "step_seconds": "long"}}), ["line 1"])):
-            path.write_text(line + "\n" if line else "")
-            self.refused(*dial, says=words)
-        path.write_text(json.dumps({"step": 1, "decision": move}) + "\n")
-        self.refused("--pp=2", "--schedule=auto", "--replay-decisions", path, says=["no decision of --schedule auto"])
+        self.refused(*dial[:-1], self.folder, says=["cannot read", "directory"])
+        move = {"schedule": "adaptive", "pp": 2, "vpp": 2, "micro_batches": 8, "from": 2, "to": 4, "reason": "links", "step_seconds": 1,
+                "exposed_seconds": 1, "memory_share": 0}
+        order = {"schedule": "auto", "pp": 2, "vpp": 2, "micro_batches": 8, "stage_times": [[1, 1, 1, 0]] * 4}
+
+        def line(decision, **changes):
+            return json.dumps({"step": 3, "decision": {**decision, **changes}})
+
+        def without(decision, key):
+            return json.dumps({"step": 3, "decision": {k: v for k, v in decision.items() if k != key}})
+
+        auto = ["--pp=2", "--vpp=2", "--schedule=auto", "--replay-decisions", path]
+        for flags, text, words in (
+                (dial, "", ["no step"]), (dial, "[1]", ["line 1", "no step of a log"]), (dial, '{"loss": 3}', ["line 1", 'no "step"']),
+                (dial, "\0\1binary", ["line 1", "no step of a log"]),
+                (dial, line(move, to=3), ["line 1", "groups of 3", "2, 4, 8"]), (dial, line(move, **{"from": 5}), ["line 1", "groups of 5", "2, 4, 8"]),
+                (dial, line(move, reason="whim"), ["line 1", '"whim"', "links, memory and no gain"]),
+                (dial, line(move, step_seconds="long"), ["line 1", '"step_seconds": "long"', "not a number"]),
+                (dial, without(move, "memory_share"), ["line 1", 'no "memory_share"']),
+                (dial, line(move, to=2**70), ["line 1", '"to"']), (dial, line(move, to=-2), ["line 1", '"to": -2']),
+                (dial, '{"step": 3, "decision": 7}', ["line 1", "decision"]),
+                # of another run
+                (dial, line(move, pp=4), ["line 1", '"pp": 4', "--pp 2"]), (dial, line(move, vpp=3), ["line 1", '"vpp": 3', "--vpp 2"]),
+                (dial, line(move, micro_batches=16), ["line 1", '"micro_batches": 16', "8 micro-batches"]),
+                (dial, line(order), ["line 1", "--schedule auto", "--schedule adaptive"]), (auto, line(move), ["line 1", "--schedule adaptive", "--schedule auto"]),
+                (auto, line(move, schedule="zb-h1"), ["line 1", "zb-h1"]),
+                (auto, line(order, pp=4, vpp=1), ["line 1", '"pp": 4', "--pp 2"]), (auto, line(order, micro_batches=2), ["line 1", '"micro_batches": 2', "8"]),
+                (auto, without({**order, "stage_times": [[1, 1, 1, 0]] * 2}, "pp"), ["line 1", "2 stages", "--pp 2 times --vpp 2", "4"]),
+                (auto, line(order, stage_times=[[1, 1, 1]]), ["line 1", "stage_times", "four numbers"]), (auto, line(order, stage_times=[]), ["line 1", "[]"]),
+                (auto, line(order, stage_times=[[1, "x", 1, 0]]), ["line 1", "stage_times"]), (auto, line(order, stage_times=[[-1, 1, 1, 0]]), ["line 1", "-1"]),
+                (auto, line(order, stage_times=[[1e300, 1, 1, 0]]), ["line 1", "1e+300"]), (auto, line(order, stage_times=[[0, 0, 0, 0]]), ["line 1", "no time"]),
+                (auto, '{"step": 1}', ["its 1 step has no decision of --schedule auto"])):
+            path.write_text(text + "\n" if text else "")
+            self.refused(*flags, says=["--replay-decisions", path, *words])
+        for flags, text in ((dial, line(move)), (auto, line(order))):  # cut anywhere in its last line
+            for count in (1, 5, len(text) - 1):
+                path.write_text('{"step": 2}\n' + text[:count])
+                self.refused(*flags, says=["line 2", f"cut off after {count} byte", "take the line away"])
+            path.write_text('{"step": 2}\n' + text)  # all but its line break
+            done = run("mega-gpt3", *SMALL, "--data", self.text, "--dry-run", *flags)
+            self.assertEqual(done.returncode, 0, done.stderr)
         self.refused("--pp=2", "--replay-decisions", path, says=["--replay-decisions", "auto and adaptive"])
         self.refused("--pp=2", "--schedule=auto", "--stage-times=1,1,1", "--replay-decisions", path, says=["give one"])
 

@@ -395,6 +395,21 @@ class Scan(Program):
         self.text("report", self.file("rank0.json", kineto(spans, 0)), self.file("rank1.json", kineto(spans, 1, offset=day)),
                   warns=["different runs"])
 
+    def test_files_of_which_nothing_says_that_they_are_one_job_are_not_compared(self):
+        alone = [[s for s in spans if s[1] != "communication"] for spans in job()]
+        files = [self.file(f"{name}.json", kineto(alone, rank, says_rank=False)) for rank, name in enumerate("wxyz")]
+        got = self.json("report", *files)
+        self.assertEqual((got["verdicts"], got["what_if"]), ([], None))
+        self.assertIn("nothing says that the 4 files are of one job", " ".join(got["notes"]))
+        self.refused("what-if", *files, says=["4 files", "of one job"])
+        # Numbers in their names, from the user, or an operation of all, say it.
+        named = [self.file(f"rank{rank}.json", kineto(alone, rank, says_rank=False)) for rank in range(4)]
+        shared = [self.file(f"{name}.json", kineto(job(), rank, says_rank=False)) for rank, name in enumerate("abcd")]
+        for paths in (named, [*files, "--ranks", "0,1,2,3"], shared):
+            got = self.json("report", *paths)
+            self.assertEqual([(v["class"], v["ranks"]) for v in got["verdicts"]], [("slow_gpu", [2])], paths)
+            self.assertGreater(got["what_if"]["S"], 1.2)
+
     def test_windows_of_one_rank_are_one_recording(self):
         """A profiler writes a file for each window of steps: the ranks and findings are those of one file each."""
         spans = job()

@@ -228,12 +228,27 @@ void OutputFiles::add(const std::string& name, std::string text) {
   files_.push_back({path, std::move(text)});
 }
 
-void OutputFiles::write() const {
-  std::vector<std::unique_ptr<mega::ckpt::ReplacedFile>> whole;
+bool OutputFiles::take_standard_output(bool json) const {
   for (const File& file : files_) {
-    whole.push_back(std::make_unique<mega::ckpt::ReplacedFile>(file.path));
-    whole.back()->write(file.text);
-    whole.back()->close();
+    if (!mega::ckpt::ReplacedFile::is_standard_output(file.path)) continue;
+    expects(!json, ErrorCode::usage, [&] {
+      return sentence("--json prints where ", file.path, " is to be written; name another file");
+    });
+    return true;
+  }
+  return false;
+}
+
+void OutputFiles::write() const {
+  using mega::ckpt::ReplacedFile;
+  std::vector<std::unique_ptr<ReplacedFile>> whole;
+  for (const bool streams : {false, true}) {
+    for (const File& file : files_) {
+      if (ReplacedFile::is_stream(file.path) != streams) continue;
+      whole.push_back(std::make_unique<ReplacedFile>(file.path));
+      whole.back()->write(file.text);
+      whole.back()->close();
+    }
   }
   for (const auto& file : whole) file->finish();
 }

@@ -66,12 +66,15 @@ struct TimeArguments {
 };
 
 /// Files of one run. None appears before all of them are written whole; each replaces what had its
-/// name at once.
+/// name at once. Pipes and devices get their bytes first: see ckpt::ReplacedFile.
 class OutputFiles {
  public:
   /// An empty name is passed over. Throws where two files would have one path, and where the name
-  /// belongs to something that is not a regular file.
+  /// belongs to a directory or a disk.
   void add(const std::string& name, std::string text);
+  /// Whether one of them goes where the command prints to, which then prints nothing else.
+  /// Throws Error(usage) where it was asked for JSON there, too.
+  [[nodiscard]] bool take_standard_output(bool json) const;
   void write() const;
 
  private:

@@ -16,6 +16,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace plan {
@@ -47,8 +49,9 @@ dpp::Schedule completed(const dpp::Schedule& read) {
   return transfers ? dpp::insert_implicit(read) : dpp::lower(dpp::compute_order(read));
 }
 
-/// Makes the positions of a verdict the columns of the file. What the file leaves unsaid has that
-/// of the cell that it comes before (what arrives, the loss) or behind.
+/// Makes the positions of a verdict the columns of the file, and its action one that stands there.
+/// What the file leaves unsaid belongs to the cell that it comes before (what arrives, the loss) or
+/// behind.
 class Columns {
  public:
   Columns(const dpp::CsvSchedule& read, const dpp::ScheduleView& judged) {
@@ -59,48 +62,56 @@ class Columns {
     for (int rank = 0; rank < judged.p; ++rank) {
       const auto cells = read.schedule.of_rank(rank);
       const auto& columns = read.columns[static_cast<std::size_t>(rank)];
-      std::vector<int>& own = of_rank_.emplace_back();
+      std::vector<Cell>& own = of_rank_.emplace_back();
       std::size_t next = 0;
       for (const dpp::Action& a : judged.of_rank(rank)) {
         // Lowering makes the reductions anew.
         while (only_computes && next < cells.size() && !dpp::is_compute(cells[next].kind)) ++next;
         const bool is_next = next < cells.size() && cells[next].kind == a.kind &&
                              cells[next].chunk == a.chunk && cells[next].microbatch == a.microbatch;
-        own.push_back(is_next ? columns[next++] : unsaid);
+        own.push_back(is_next ? Cell{columns[next++], a} : Cell{});
       }
       fill(own, judged.of_rank(rank), columns.back() + 1);
     }
   }
 
   void apply(dpp::Verdict& verdict) const {
-    verdict.position = at(verdict.rank, verdict.position);
+    const Cell& cell = at(verdict.rank, verdict.position);
+    // A list is to blame for what stands in it. What waits may be what it leaves unsaid.
+    if (verdict.fault != dpp::Fault::missing && verdict.cycle.empty()) verdict.action = cell.action;
+    verdict.position = cell.column;
     for (dpp::Blocked& blocked : verdict.cycle)
-      blocked.position = at(blocked.rank, blocked.position);
+      blocked.position = at(blocked.rank, blocked.position).column;
   }
 
  private:
   static constexpr int unsaid = 0;
+  struct Cell {
+    int column = unsaid;
+    dpp::Action action{};
+  };
 
-  static void fill(std::vector<int>& own, std::span<const dpp::Action> list, int end) {
+  static void fill(std::vector<Cell>& own, std::span<const dpp::Action> list, int end) {
     using enum dpp::ActionKind;
-    int behind = end;
+    if (list.empty()) return own.push_back({end, {}});
+    Cell behind{end, list.back()};
     for (std::size_t i = own.size(); i-- > 0;) {
       const auto kind = list[i].kind;
       const bool before = kind == recv_forward || kind == recv_backward || kind == loss;
-      if (own[i] != unsaid) behind = own[i];
-      if (own[i] == unsaid && before) own[i] = behind;
+      if (own[i].column != unsaid) behind = own[i];
+      if (own[i].column == unsaid && before) own[i] = behind;
     }
-    int last = 1;
-    for (int& column : own) last = column = column == unsaid ? last : column;
-    own.push_back(end);  // of what is missing
+    Cell last{1, list.front()};
+    for (Cell& cell : own) last = cell = cell.column == unsaid ? last : cell;
+    own.push_back({end, list.back()});  // of what is missing
   }
 
-  [[nodiscard]] int at(int rank, int position) const {
+  [[nodiscard]] const Cell& at(int rank, int position) const {
     const auto& own = of_rank_[static_cast<std::size_t>(rank)];
     return own[std::min(static_cast<std::size_t>(position), own.size() - 1)];
   }
 
-  std::vector<std::vector<int>> of_rank_;
+  std::vector<std::vector<Cell>> of_rank_;
 };
 
 template <class Choice, std::size_t N>
@@ -138,6 +149,20 @@ nlohmann::ordered_json fault_json(const dpp::ScheduleView& schedule, const dpp::
   return out;
 }
 
+/// What the reader itself refutes.
+void print_wrong(const dpp::WrongSchedule& wrong, bool json) {
+  if (!json) {
+    std::printf("invalid: %s\n", wrong.what());
+    return;
+  }
+  nlohmann::ordered_json fault;
+  if (wrong.rank() >= 0) fault = {{"rank", wrong.rank()}, {"position", wrong.column()}};
+  fault["kind"] = std::string(to_string(wrong.fault()));
+  fault["sentence"] = wrong.what();
+  const nlohmann::ordered_json out = {{"valid", false}, {"fault", std::move(fault)}};
+  std::printf("%s\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+}
+
 int run(const CheckArguments& arguments) {
   using Spelling = dpp::BackwardSpelling;
   const auto spelling = chosen<Spelling>(
@@ -162,7 +187,9 @@ int run(const CheckArguments& arguments) {
   if (valid && !arguments.svg.empty()) {
     OutputFiles files;
     files.add(arguments.svg, dpp::to_svg(timeline_of(schedule, times), {.title = arguments.file}));
+    const bool silent = files.take_standard_output(arguments.json);
     files.write();
+    if (silent) return 0;
   }
   if (arguments.json) {
     nlohmann::ordered_json out = {{"valid", valid},
@@ -216,11 +243,17 @@ void add_check(CLI::App& app, int& exit_code) {
       "leaves unsaid (loss, hand-overs inside a rank, reductions, missing transfers) stands at "
       "the\n"
       "cell that it belongs to. The file may be a pipe, as /dev/stdin.\n"
-      "Exit codes: 0 valid, 1 invalid, 2 unreadable.\n"
+      "Exit codes: 0 valid, 1 invalid, also where cells are missing, repeated or on a wrong rank,\n"
+      "2 not readable as such cells, or an output that could not be written.\n"
       "Example: mega-plan check schedule.csv --links blocking --json");
   command.callback([arguments, &command, &exit_code] {
     expect_values(command);
-    exit_code = run(*arguments);
+    try {
+      exit_code = run(*arguments);
+    } catch (const dpp::WrongSchedule& wrong) {
+      print_wrong(wrong, arguments->json);
+      exit_code = 1;
+    }
   });
 }
 

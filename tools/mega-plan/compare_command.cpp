@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <memory>
@@ -84,11 +85,6 @@ double peak_of(const dpp::ScheduleView& s, const std::vector<double>& memory) {
   return worst;
 }
 
-bool on_v(const Request& request) {
-  return request.placement == "v" || request.name == "zb-v" || request.name == "v-half" ||
-         request.name == "v-min" || request.name == "v" || request.name == "dualpipev";
-}
-
 /// The schedules worth looking at with v chunks a rank.
 std::vector<Request> candidates(const StepModel& model, int v) {
   std::vector<Request> list;
@@ -117,11 +113,15 @@ std::vector<Request> candidates(const StepModel& model, int v) {
   return list;
 }
 
+/// The request as `mega-plan schedule --name` and the trainers' --schedule take it.
 std::string label_of(const Request& request) {
-  if (request.group_size) return sentence(request.name, " g=", *request.group_size);
-  if (request.placement == "v") return sentence(request.name, " on V");
-  if (request.name == "v") return sentence("v cap=", request.memory_cap.value_or(0));
-  return request.name;
+  std::string label = request.name;
+  if (request.group_size) label += sentence(" --group-size ", *request.group_size);
+  // What is searched for has the cap of the whole comparison.
+  if (request.name == "v" && request.memory_cap)
+    label += sentence(" --memory-cap ", *request.memory_cap);
+  if (request.placement && request.v == 2) label += sentence(" --placement ", *request.placement);
+  return label;
 }
 
 /// The search's share of the run: a schedule of the size is timed a few hundred times at least.
@@ -148,23 +148,34 @@ class Comparer {
   [[nodiscard]] std::string memory_text(double memory) const {
     return model_.transformer ? fixed(memory / 1e9, 3) + " GB" : fixed(memory, 2) + " activations";
   }
+  /// The same, rounded up: a cap that is enough.
+  [[nodiscard]] std::string enough_text(double memory) const {
+    const double step = model_.transformer ? 1e6 : 1e-2;
+    return memory_text(std::ceil(memory / step * (1 - 1e-12)) * step);
+  }
 
  private:
   void consider(Request& request, int v) {
-    const StageCosts costs = model_.stages(v, on_v(request));
+    const StageCosts costs = model_.stages(v, is_on_v(request));
     // What a rank may hold, in chunks as large as its largest: every stage then fits.
-    if (cap_ && (request.name == "v" || request.name == "auto")) {
-      const double largest = *std::max_element(costs.memory.begin(), costs.memory.end());
+    const double largest = *std::max_element(costs.memory.begin(), costs.memory.end());
+    if (cap_ && (request.name == "v" || request.name == "auto"))
       request.memory_cap = *cap_ / largest * (1 + 1e-12);
-    }
     if (request.name == "v") {
       const double cap = request.memory_cap.value_or(0);
       // The named caps are there anyway.
-      if (!cap_ || cap < 2 || cap >= 2.0 * model_.p) return;
-      request.memory_cap = static_cast<int>(cap);
+      if (!cap_ || cap >= 2.0 * model_.p) return;
+      request.memory_cap = std::max(2, static_cast<int>(cap));
     }
     const auto leave_out = [&](std::string why) {
       found_.left_out.push_back({label_of(request), v, std::move(why)});
+    };
+    const auto leave_out_for_memory = [&](double needed) {
+      if (least_label_.empty() || needed < least_memory_) {
+        least_memory_ = needed;
+        least_label_ = sentence(label_of(request), " with ", counted(v, "chunk"), " a rank");
+      }
+      leave_out(sentence("it needs ", memory_text(needed)));
     };
     if (request.name == "auto") {
       const double actions = 3.0 * model_.p * model_.m * v;
@@ -172,6 +183,8 @@ class Comparer {
         return leave_out(
             sentence("its search is for up to ", most_searched_actions, " actions, not ", actions));
       }
+      // A micro-batch is alive on all chunks of a rank at once.
+      if (request.memory_cap.value_or(v) < v) return leave_out_for_memory(v * largest);
       request.times = costs.times;
       for (dpp::ActionTimes& times : request.times) times.hop += transfer_time();
       request.tries = static_cast<int>(std::min(2000.0, search_effort / actions));
@@ -185,11 +198,7 @@ class Comparer {
     }
     Row row = measure(request, v, made->schedule, costs);
     if (cap_ && row.peak_memory > *cap_ * (1 + 1e-9)) {
-      if (least_label_.empty() || row.peak_memory < least_memory_) {
-        least_memory_ = row.peak_memory;
-        least_label_ = sentence(row.label, " with ", counted(v, "chunk"), " a rank");
-      }
-      return leave_out(sentence("it needs ", memory_text(row.peak_memory)));
+      return leave_out_for_memory(row.peak_memory);
     }
     found_.rows.push_back(std::move(row));
   }
@@ -258,6 +267,15 @@ std::string reason(const Comparison& comparison, const Comparer& comparer) {
                   " against ", comparer.memory_text(other.peak_memory));
 }
 
+/// What makes the trainers run the schedule of a row. A search holds no more than it is allowed, in
+/// a trainer as much as the order that it begins with if nothing is said.
+std::string trainer_flags(const Row& row) {
+  std::string flags = sentence("--pp ", row.request.p, " --vpp ", row.v, " --schedule ", row.label);
+  if (row.request.name == "auto")
+    flags += sentence(" --memory-cap ", std::llround(row.peak_activations * row.v));
+  return flags;
+}
+
 StepModel step_model(const CompareArguments& a, const CLI::App& command) {
   const auto given = [&](const char* option) { return command.get_option(option)->count() > 0; };
   const auto expect = [](bool holds, const char* text) { expects(holds, ErrorCode::usage, text); };
@@ -323,10 +341,10 @@ void print_text(const Comparison& comparison, const Comparer& comparer, const St
   const bool bytes = model.transformer.has_value();
   std::printf("%s, %s; times in %s\n\n", counted(model.p, "rank").c_str(),
               counted(model.m, "micro-batch").c_str(), bytes ? "seconds" : "the unit of --times");
-  std::printf("%-18s %4s %12s %8s %8s %9s %9s %9s %12s\n", "schedule", "vpp", "step", "wall %",
+  std::printf("%-29s %4s %12s %8s %8s %9s %9s %9s %12s\n", "schedule", "vpp", "step", "wall %",
               "span %", "peak act", bytes ? "peak GB" : "", "covered %", "exposed");
   for (const Row& row : comparison.rows) {
-    std::printf("%-18s %4d %12.6g %8.2f %8.2f %9.2f %9s %9.2f %12.4g\n", row.label.c_str(), row.v,
+    std::printf("%-29s %4d %12.6g %8.2f %8.2f %9.2f %9s %9.2f %12.4g\n", row.label.c_str(), row.v,
                 row.step, 100 * row.bubble_wall, 100 * row.bubble_span, row.peak_activations,
                 bytes ? fixed(row.peak_memory / 1e9, 3).c_str() : "", 100 * row.coverage,
                 row.exposed);
@@ -338,6 +356,7 @@ void print_text(const Comparison& comparison, const Comparer& comparer, const St
   std::printf("\n%s\n", reason(comparison, comparer).c_str());
   const std::vector<int>& layers = comparison.rows.front().layers;
   if (!layers.empty()) std::printf("layers by stage: %s\n", joined(layers).c_str());
+  std::printf("in the trainers: %s\n", trainer_flags(comparison.rows.front()).c_str());
 }
 
 void print_json(const Comparison& comparison, const Comparer& comparer, const StepModel& model) {
@@ -352,6 +371,7 @@ void print_json(const Comparison& comparison, const Comparer& comparer, const St
     auto& entry =
         rows.emplace_back(nlohmann::ordered_json{{"schedule", row.label},
                                                  {"vpp", row.v},
+                                                 {"trainer_flags", trainer_flags(row)},
                                                  {"step", row.step},
                                                  {"bubble_wall", row.bubble_wall},
                                                  {"bubble_span", row.bubble_span},
@@ -385,7 +405,7 @@ void run(const CompareArguments& arguments, const CLI::App& command) {
                       found.left_out.front().why);
     }
     return sentence("no schedule fits --memory-cap ", *arguments.memory_cap, "; the least is ",
-                    comparer.memory_text(comparer.least_memory()), ", by ", comparer.least_label());
+                    comparer.enough_text(comparer.least_memory()), ", by ", comparer.least_label());
   });
   if (arguments.json) {
     print_json(found, comparer, model);

@@ -49,7 +49,8 @@ int main(int argc, char** argv) {
   app.footer(
       "Example: mega-plan compare --pp 8 --micro-batches 32 --times 2,2,2 --comm 0.1\n"
       "Exit codes: 0 done, 1 the schedule that was to be checked is invalid, 2 wrong usage or "
-      "input.");
+      "input,\n"
+      "or an output that could not be written.");
   app.require_subcommand(0, 1);
   int exit_code = 0;
   plan::add_schedule(app, exit_code);

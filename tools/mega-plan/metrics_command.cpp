@@ -1,5 +1,6 @@
 #include "metrics_command.hpp"
 
+#include "../common/trace_warnings.hpp"
 #include "arguments.hpp"
 #include "recorded_pipeline.hpp"
 #include "trace_file.hpp"
@@ -38,6 +39,11 @@ struct MetricsArguments {
   bool json = false;
 };
 
+/// What importing the traces had to say.
+struct Remarks {
+  std::vector<std::string> warnings, notes;
+};
+
 /// What the records say of the pipeline's size.
 struct Extents {
   int micro_batches = 0;
@@ -72,8 +78,8 @@ nlohmann::ordered_json json_of(const dpp::TransferTime& time) {
           {"coverage", time.coverage()}};
 }
 
-void print_json(const TraceFile& trace, const Extents& extents,
-                const dpp::PipelineMetrics& metrics) {
+void print_json(const TraceFile& trace, const Extents& extents, const dpp::PipelineMetrics& metrics,
+                const Remarks& remarks) {
   nlohmann::ordered_json out = {{"format", trace.format},
                                 {"ranks", trace.record.p},
                                 {"micro_batches", extents.micro_batches},
@@ -102,7 +108,9 @@ void print_json(const TraceFile& trace, const Extents& extents,
   }
   out["transfers"] = nullptr;
   if (metrics.transfer_ns) out["transfers"] = json_of(*metrics.transfer_ns);
-  std::printf("%s\n", out.dump(2).c_str());
+  out["warnings"] = remarks.warnings;
+  out["notes"] = remarks.notes;
+  std::printf("%s\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
 /// A dash for what is not known.
@@ -162,12 +170,15 @@ bool is_recording(const std::string& path) {
 }
 
 /// A file of another system holds all ranks; our recordings are a folder, or a file a rank.
-TraceFile read(const std::vector<std::string>& files) {
+/// @param remarks  gets what is missing of the recordings or was guessed; standard error too
+TraceFile read(const std::vector<std::string>& files, Remarks& remarks) {
   const bool recorded = files.size() > 1 || std::filesystem::is_directory(files.front()) ||
                         is_recording(files.front());
   if (!recorded) return read_trace(files.front());
   mega::scan::Trace trace;
   for (const std::string& file : files) mega::scan::import_file(trace, file);
+  tools::finish_import(trace, "mega-plan");
+  remarks = {trace.warnings, trace.notes};
   return {"mega", recorded_pipeline(trace)};
 }
 
@@ -187,7 +198,8 @@ int leave_out(dpp::PipelineRecord& record, int count) {
 
 void run(const MetricsArguments& arguments) {
   const std::string& file = arguments.files.front();
-  TraceFile trace = read(arguments.files);
+  Remarks remarks;
+  TraceFile trace = read(arguments.files, remarks);
   const int skip =
       leave_out(trace.record, arguments.skip.value_or(skipped_by_default(trace.record)));
   const auto metrics = [&] {
@@ -199,9 +211,10 @@ void run(const MetricsArguments& arguments) {
   }();
   const Extents extents = extents_of(trace.record);
   if (arguments.json) {
-    print_json(trace, extents, metrics);
+    print_json(trace, extents, metrics, remarks);
   } else {
     print_text(file, trace, extents, metrics);
+    for (const std::string& note : remarks.notes) std::printf("Note: %s\n", note.c_str());
   }
 }
 

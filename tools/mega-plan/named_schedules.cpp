@@ -3,19 +3,15 @@
 #include "arguments.hpp"
 #include <mega/core/error.hpp>
 #include <mega/dpp/auto_schedule.hpp>
-#include <mega/dpp/dual_pipe_v.hpp>
+#include <mega/dpp/named_orders.hpp>
 #include <mega/dpp/placement.hpp>
-#include <mega/dpp/traversal.hpp>
-#include <mega/dpp/v_schedule.hpp>
+#include <mega/dpp/schedule.hpp>
 #include <mega/dpp/zero_bubble.hpp>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cstddef>
 #include <string>
-#include <system_error>
-#include <type_traits>
+#include <string_view>
 #include <utility>
 
 namespace plan {
@@ -29,86 +25,41 @@ namespace {
 
 constexpr std::string_view split_prefix = "split-";
 
-constexpr std::array<NamedSchedule, 16> names{{
-    {"gpipe", 1, "all forwards, then all backwards"},
-    {"looped-bfs", 2, "gpipe over several chunks a rank"},
-    {"1f1b", 1, "one forward and one backward in turn; least memory of one chunk a rank"},
-    {"eager-1f1b", 1, "1f1b with twice its warm-up, which gives each hop some slack"},
-    {"dfc", 2, "interleaved 1f1b, depth first: groups of --pp micro-batches, least memory"},
-    {"bfc", 2, "interleaved 1f1b, breadth first: one group, most slack for transfers"},
-    {"interleaved", 2, "interleaved 1f1b with --group-size between those of dfc and bfc"},
-    {"zb-h1", 1, "split backward, a third of 1f1b's bubble in the memory of 1f1b's first rank"},
-    {"zb-h2", 1, "split backward, no bubble but start skew in twice the memory"},
-    {"zb-v", 2, "split backward on a V of two chunks, no bubble but start skew in 1f1b's memory"},
-    {"v-half", 2, "the V in about half of that memory"},
-    {"v-min", 2, "the V in about a third of it"},
-    {"v", 2, "the V under --memory-cap"},
-    {"dualpipev", 2, "the V with a forward and a backward side by side, which take --pair"},
-    {"auto", 1, "the best order that a search finds for the times, under --memory-cap if given"},
-    {"split-<base>", 0, "the base with weight gradients apart, as late as --weights allows"},
-}};
-
-/// The schedules that split- applies to.
-constexpr std::array<std::string_view, 7> bases{"gpipe", "looped-bfs", "1f1b",       "eager-1f1b",
-                                                "dfc",   "bfc",        "interleaved"};
-
-bool is_split(std::string_view name) {
-  return name.starts_with(split_prefix);
-}
-std::string_view base_of(std::string_view name) {
-  return is_split(name) ? name.substr(split_prefix.size()) : name;
+bool is_base_split(const dpp::OrderName& each) {
+  return dpp::takes_weight_delay(each.order);
 }
 
-void expect_known(std::string_view name) {
-  const std::string_view base = base_of(name);
-  const bool known =
-      is_split(name) ? std::find(bases.begin(), bases.end(), base) != bases.end()
-                     : std::any_of(names.begin(), names.end() - 1,
-                                   [&](const NamedSchedule& each) { return each.name == base; });
-  expects(known, ErrorCode::usage, [&] {
-    std::string all;
-    for (const NamedSchedule& each : names) all += sentence(all.empty() ? "" : ", ", each.name);
-    std::string all_bases;
-    for (const std::string_view each : bases)
-      all_bases += sentence(all_bases.empty() ? "" : ", ", each);
-    return sentence("there is no schedule '", name, "'; valid are ", all, ", with <base> one of ",
-                    all_bases);
+/// The order of a name, refused where it is none or no matter of a plan.
+dpp::NamedOrder order_of(std::string_view name) {
+  const dpp::OrderName* const found = dpp::find_order_name(name);
+  expects(found != nullptr, ErrorCode::usage, [&] {
+    std::string all, bases;
+    for (const dpp::OrderName& each : dpp::order_names) {
+      if (is_base_split(each)) {
+        bases += sentence(bases.empty() ? "" : ", ", each.name.substr(split_prefix.size()));
+      } else if (each.order != dpp::NamedOrder::adaptive) {
+        all += sentence(all.empty() ? "" : ", ", each.name);
+      }
+    }
+    return sentence("there is no schedule '", name, "'; valid are ", all,
+                    ", split-<base>, with <base> one of ", bases);
   });
+  expects(
+      found->order != dpp::NamedOrder::adaptive, ErrorCode::usage,
+      "adaptive moves between group sizes as a run measures, so only a trainer has it; the ends "
+      "of its dial are dfc and bfc");
+  return found->order;
 }
 
-/// Calls use(policy) with the schedule of a base.
-template <class Use>
-auto with_base(const Request& request, std::string_view base, const Use& use) {
-  if (base == "1f1b") return use(dpp::OneForwardOneBackward{});
-  if (base == "eager-1f1b") return use(dpp::EagerOneForwardOneBackward{});
-  if (base == "dfc") return use(dpp::ScheduleTraversal<dpp::DFC>{});
-  if (base == "bfc") return use(dpp::ScheduleTraversal<dpp::BFC>{});
-  if (base == "interleaved") {
-    expects(request.group_size.has_value(), ErrorCode::usage, [&] {
-      return sentence("interleaved needs --group-size, a number of ", request.p, " to ",
-                      std::max(request.p, request.m));
-    });
-    return use(dpp::Interleaved{{*request.group_size}});
-  }
-  return use(dpp::GPipe{});
-}
-
-/// Calls use(delay) with the weight delay of the request.
-template <class Use>
-auto with_delay(const Request& request, const Use& use) {
+dpp::WeightsPending weights_of(const Request& request) {
   const std::string text = request.weights.value_or("by-rank");
-  if (text == "at-once") return use(dpp::WeightAtOnce{});
-  if (text == "by-rank") return use(dpp::WeightByRank<1>{});
-  if (text == "at-end") return use(dpp::WeightAtEnd{});
-  int pending = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), pending);
-  expects(error == std::errc() && end == text.data() + text.size() && pending >= 0,
-          ErrorCode::usage, [&] {
-            return sentence("--weights ", text,
-                            " is unknown; valid are at-once, by-rank, at-end, or the number of "
-                            "weight gradients that may wait on a rank, from 0");
-          });
-  return use(dpp::WeightsPending{pending});
+  const auto found = dpp::weights_pending_of(text);
+  expects(found.has_value(), ErrorCode::usage, [&] {
+    return sentence("--weights ", text,
+                    " is unknown; valid are at-once, by-rank, at-end, or the number of weight "
+                    "gradients that may wait on a rank, from 0");
+  });
+  return *found;
 }
 
 MadeSchedule search(const Request& request, int v) {
@@ -140,18 +91,18 @@ MadeSchedule search(const Request& request, int v) {
 }
 
 /// Options that a name has no use for are refused, so that no plan is less than it seems.
-void expect_used(const Request& request) {
-  const std::string_view base = base_of(request.name);
+void expect_used(const Request& request, dpp::NamedOrder order) {
   const auto refuse = [&](bool given, std::string_view option, bool used, std::string_view by) {
     expects(!given || used, ErrorCode::usage, [&] {
       return sentence(option, " is of no use to ", request.name, "; it belongs to ", by);
     });
   };
-  const bool searches = base == "auto";
-  refuse(request.group_size.has_value(), "--group-size", base == "interleaved",
+  const bool searches = order == dpp::NamedOrder::automatic;
+  refuse(request.group_size.has_value(), "--group-size", dpp::takes_group_size(order),
          "interleaved and split-interleaved");
-  refuse(request.memory_cap.has_value(), "--memory-cap", searches || base == "v", "v and auto");
-  refuse(request.weights.has_value(), "--weights", is_split(request.name), "split-<base>");
+  refuse(request.memory_cap.has_value(), "--memory-cap",
+         searches || order == dpp::NamedOrder::v_schedule, "v and auto");
+  refuse(request.weights.has_value(), "--weights", dpp::takes_weight_delay(order), "split-<base>");
   refuse(request.placement.has_value(), "--placement", searches, "auto");
   refuse(request.goal.has_value(), "--goal", searches, "auto");
   refuse(request.tries.has_value(), "--tries", searches, "auto");
@@ -159,51 +110,51 @@ void expect_used(const Request& request) {
 
 }  // namespace
 
-std::span<const NamedSchedule> named_schedules() {
-  return names;
+std::string list_of_names() {
+  std::string text;
+  const auto add = [&](std::string_view name, std::string_view summary) {
+    text += name;
+    text.append(name.size() < 14 ? 14 - name.size() : 1, ' ');
+    text += sentence(summary, '\n');
+  };
+  for (const dpp::OrderName& each : dpp::order_names) {
+    if (each.order == dpp::NamedOrder::adaptive || is_base_split(each)) continue;
+    add(each.name, each.summary);
+  }
+  add("split-<base>", "the base with weight gradients apart, as late as --weights allows");
+  return text;
+}
+
+bool is_on_v(const Request& request) {
+  return request.placement == "v" || dpp::stands_on_v(order_of(request.name));
 }
 
 int chunks_of(const Request& request) {
-  expect_known(request.name);
-  if (request.v) return *request.v;
-  const auto at = std::find_if(names.begin(), names.end(), [&](const NamedSchedule& each) {
-    return each.name == base_of(request.name);
-  });
-  return at->chunks;
+  const dpp::NamedOrder order = order_of(request.name);
+  return request.v ? *request.v : dpp::named(order).chunks;
 }
 
 MadeSchedule make_named(const Request& request) {
+  const dpp::NamedOrder order = order_of(request.name);
   const int v = chunks_of(request);
   expect_size(request.p, request.m, v);
-  expect_used(request);
-  const auto make = [&](const auto& policy) -> MadeSchedule {
-    return {dpp::make_schedule(policy, request.p, request.m, v), {}};
-  };
-  const std::string_view base = base_of(request.name);
-  if (is_split(request.name)) {
-    return with_base(request, base, [&](const auto& traversal) {
-      return with_delay(request, [&](const auto& delay) {
-        return make(
-            dpp::SplitBackward<std::decay_t<decltype(traversal)>, std::decay_t<decltype(delay)>>{
-                traversal, delay});
-      });
-    });
-  }
+  expect_used(request, order);
   if (request.memory_cap) expect_amount("--memory-cap", *request.memory_cap);
-  if (base == "auto") return search(request, v);
-  if (base == "zb-h1") return make(dpp::ZeroBubbleH1{});
-  if (base == "zb-h2") return make(dpp::ZeroBubbleH2{});
-  if (base == "zb-v") return make(dpp::ZeroBubbleV{});
-  if (base == "v-half") return make(dpp::VHalf{});
-  if (base == "v-min") return make(dpp::VMin{});
-  if (base == "dualpipev") return make(dpp::DualPipeV{});
-  if (base == "v") {
-    expects(request.memory_cap.has_value(), ErrorCode::usage, [&] {
-      return sentence("v needs --memory-cap, the live activations of a chunk that a rank may hold");
-    });
-    return make(dpp::VSchedule{{static_cast<int>(std::min(*request.memory_cap, 1e9))}});
-  }
-  return with_base(request, base, make);
+  if (order == dpp::NamedOrder::automatic) return search(request, v);
+  expects(request.group_size || !dpp::takes_group_size(order), ErrorCode::usage, [&] {
+    return sentence(request.name, " needs --group-size, a number of ", request.p, " to ",
+                    std::max(request.p, request.m));
+  });
+  expects(request.memory_cap || order != dpp::NamedOrder::v_schedule, ErrorCode::usage, [&] {
+    return sentence("v needs --memory-cap, the live activations of a chunk that a rank may hold");
+  });
+  const dpp::OrderNumbers numbers{
+      .group_size = request.group_size.value_or(0),
+      .cap = static_cast<int>(std::min(request.memory_cap.value_or(0), 1e9)),
+      .weights = weights_of(request)};
+  return dpp::with_named(order, numbers, [&](const auto& policy) -> MadeSchedule {
+    return {dpp::make_schedule(policy, request.p, request.m, v), {}};
+  });
 }
 
 }  // namespace plan

@@ -4,9 +4,7 @@
 #include <mega/dpp/simulator.hpp>
 
 #include <optional>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace plan {
@@ -14,15 +12,8 @@ namespace plan {
 /// Most orders that a search may time: minutes for a pipeline of a thousand actions.
 inline constexpr int most_tries = 1'000'000;
 
-/// What a name stands for.
-struct NamedSchedule {
-  std::string_view name;
-  int chunks;  ///< a rank, where the request does not say
-  std::string_view summary;
-};
-
-/// All names, split- as the prefix that it is.
-[[nodiscard]] std::span<const NamedSchedule> named_schedules();
+/// The names that make_named() takes, a line each, those of split- as one.
+[[nodiscard]] std::string list_of_names();
 
 /// A schedule to be made. What is not given is chosen; what the name has no use for is refused.
 struct Request {
@@ -48,6 +39,9 @@ struct MadeSchedule {
 /// Chunks a rank of the request: its own number, or that of the name.
 /// Throws Error(usage) for a name that is none, with the list of all.
 [[nodiscard]] int chunks_of(const Request& request);
+
+/// Whether the schedule's stages go down the ranks and up again.
+[[nodiscard]] bool is_on_v(const Request& request);
 
 /// Throws Error(usage) for an impossible request.
 [[nodiscard]] MadeSchedule make_named(const Request& request);

@@ -26,7 +26,8 @@ namespace dpp = mega::dpp;
 namespace scan = mega::scan;
 
 /// One pipeline of the job: the ranks of the first data and tensor coordinates. Times are aligned.
-/// A loss counts to its forward, since the next rank waits for both. A message is under way from
+/// A loss counts to its forward, or where the rank computes something else between the two, to its
+/// backward. A message is under way from
 /// when its sender begins, or where both ends meet from when the later one does, until the receiver
 /// has it, or until it lies in the receiver's slot where that comes for it later.
 class RecordedPipeline {
@@ -104,7 +105,7 @@ class RecordedPipeline {
 
   void collect() {
     using enum dpp::ActionKind;
-    std::map<Place, std::int64_t> loss_ends;
+    std::map<Place, Span> losses;
     for (std::size_t i = 0; i < t_.events.size(); ++i) {
       const scan::Event& e = t_.events[i];
       const int rank = rank_of(e);
@@ -114,7 +115,7 @@ class RecordedPipeline {
         record_.iterations.push_back({rank, e.step, span.begin, span.end, {}});
       if (e.microbatch < 0 || e.chunk < 0) continue;
       const std::string_view name = t_.name(e);
-      if (e.kind == scan::EventKind::loss) loss_ends[place_of(rank, e)] = span.end;
+      if (e.kind == scan::EventKind::loss) losses[place_of(rank, e)] = span;
       for (const dpp::ActionKind kind : {forward, backward, backward_input, backward_weight}) {
         if (name != dpp::to_string(kind) || !scan::is_compute(e.kind)) continue;
         record_.compute.push_back(
@@ -122,10 +123,34 @@ class RecordedPipeline {
         if (dpp::gives_input_gradient(kind)) backward_begins_[place_of(rank, e)] = span.begin;
       }
     }
+    count_losses(losses);
+  }
+
+  void count_losses(const std::map<Place, Span>& losses) {
+    std::map<int, std::vector<std::int64_t>> begins;  // of each rank's actions
+    for (const dpp::ComputeRecord& c : record_.compute) begins[c.rank].push_back(c.start_ns);
+    for (auto& [rank, all] : begins) std::sort(all.begin(), all.end());
+    const auto begins_between = [&](int rank, std::int64_t first, std::int64_t last) {
+      const auto& all = begins[rank];
+      const auto found = std::upper_bound(all.begin(), all.end(), first);
+      return found != all.end() && *found < last;
+    };
+    std::map<Place, std::int64_t> of_backwards;
     for (dpp::ComputeRecord& c : record_.compute) {
-      const auto loss = loss_ends.find({c.rank, c.iteration, c.action.microbatch, c.action.chunk});
-      if (c.action.kind == dpp::ActionKind::forward && loss != loss_ends.end())
-        c.end_ns = std::max(c.end_ns, loss->second);
+      if (c.action.kind != dpp::ActionKind::forward) continue;
+      const Place place{c.rank, c.iteration, c.action.microbatch, c.action.chunk};
+      const auto loss = losses.find(place);
+      if (loss == losses.end()) continue;
+      if (begins_between(c.rank, c.start_ns, loss->second.begin))
+        of_backwards[place] = loss->second.begin;
+      else
+        c.end_ns = std::max(c.end_ns, loss->second.end);
+    }
+    for (dpp::ComputeRecord& c : record_.compute) {
+      const auto loss =
+          of_backwards.find({c.rank, c.iteration, c.action.microbatch, c.action.chunk});
+      if (loss != of_backwards.end() && dpp::gives_input_gradient(c.action.kind))
+        c.start_ns = std::min(c.start_ns, loss->second);
     }
   }
 

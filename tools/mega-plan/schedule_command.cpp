@@ -34,14 +34,11 @@ struct ScheduleArguments {
   std::string svg, csv, perfetto;
 };
 
-void print_list() {
-  for (const NamedSchedule& each : named_schedules()) {
-    std::printf("%-13s %s\n", std::string(each.name).c_str(), std::string(each.summary).c_str());
-  }
-}
-
 void run(ScheduleArguments& arguments, const CLI::App& command) {
-  if (arguments.list) return print_list();
+  if (arguments.list) {
+    std::fputs(list_of_names().c_str(), stdout);
+    return;
+  }
   for (const char* const needed : {"--name", "--pp", "--micro-batches"}) {
     expects(command.get_option(needed)->count() > 0, ErrorCode::usage, [&] {
       return sentence("schedule needs ", needed, "; schedule --help has an example");
@@ -77,7 +74,9 @@ void run(ScheduleArguments& arguments, const CLI::App& command) {
                                                 : made.schedule));
   }
   if (!arguments.perfetto.empty()) files.add(arguments.perfetto, dpp::to_trace_json(timeline));
+  const bool silent = files.take_standard_output(arguments.json);
   files.write();
+  if (silent) return;
 
   if (arguments.json) {
     nlohmann::ordered_json out = {{"name", request.name},
@@ -108,7 +107,7 @@ void add_schedule(CLI::App& app, int& /*exit_code*/) {
             "interleaved: micro-batches of a group");
   add_number(command, "--memory-cap", into(request.memory_cap),
              "v, auto: live activations of a chunk that a rank may hold");
-  command.add_option("--weights", request.weights,
+  command.add_option("--weights,--weight-gradients", request.weights,
                      "split-<base>: at-once, by-rank (default), at-end, or how many may wait");
   command.add_option("--placement", request.placement,
                      "auto: loop, v, or any (default), the better of both");

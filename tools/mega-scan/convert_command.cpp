@@ -45,6 +45,7 @@ void expect_no_input(const ConvertArguments& arguments) {
 
 void run(const ConvertArguments& arguments) {
   expect_no_input(arguments);
+  const bool silent = mega::ckpt::ReplacedFile::is_standard_output(arguments.output);
   mega::ckpt::ReplacedFile file(arguments.output);
   const scan::Trace trace = arguments.inputs.read();
   mega::expects(!trace.events.empty(), mega::ErrorCode::bad_input,
@@ -58,6 +59,7 @@ void run(const ConvertArguments& arguments) {
     scan::write_chrome_json(trace, matches, alignment, sink);
   }
   file.finish();
+  if (silent) return;  // what the trace is in
   std::printf("%s of %s in %s, which opens in ui.perfetto.dev%s\n",
               counted(static_cast<std::int64_t>(trace.events.size()), "event").c_str(),
               counted(static_cast<std::int64_t>(trace.ranks.size()), "rank").c_str(),

@@ -1,5 +1,6 @@
 #include "inputs.hpp"
 
+#include "../common/trace_warnings.hpp"
 #include "text.hpp"
 #include <mega/core/error.hpp>
 #include <mega/scan/import.hpp>
@@ -7,7 +8,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 
 namespace scan_tool {
 
@@ -18,17 +18,8 @@ namespace scan = mega::scan;
 
 namespace {
 
-/// All files are in the trace.
 void finish(scan::Trace& trace) {
-  scan::remark_on_job(trace);
-  constexpr std::size_t most = 8;
-  const std::size_t count = trace.warnings.size();
-  for (std::size_t i = 0; i < std::min(most, count); ++i)
-    std::fprintf(stderr, "mega-scan: warning: %s\n", trace.warnings[i].c_str());
-  if (count > most) {
-    std::fprintf(stderr, "mega-scan: warning: and %s\n",
-                 counted(static_cast<std::int64_t>(count - most), "more warning").c_str());
-  }
+  tools::finish_import(trace, "mega-scan");
 }
 
 }  // namespace

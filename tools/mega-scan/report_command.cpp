@@ -139,6 +139,7 @@ void run(const ReportArguments& arguments) {
   if (page) {
     page->write(html_page(study));
     page->finish();
+    if (mega::ckpt::ReplacedFile::is_standard_output(arguments.html)) return;
   }
   if (arguments.json) {
     say(text_of(json_of(study)));

@@ -50,6 +50,11 @@ void print_scores(const char* title, const std::map<Key, double>& scores) {
 void run(const WhatIfArguments& arguments) {
   const scan::Trace trace = arguments.inputs.read();
   const scan::Matches matches = scan::match(trace);
+  mega::expects(!scan::are_strangers(trace, matches), mega::ErrorCode::bad_input, [&] {
+    return mega::sentence("nothing says that the ", trace.ranks.size(),
+                          " files are of one job: they name no ranks and share no operation; "
+                          "--ranks, or names such as rank3.json, say which is which");
+  });
   const auto found = scan::what_if_of(
       trace, scan::build_dependencies(trace, matches, scan::align(trace, matches)));
   mega::expects(found.has_value(), mega::ErrorCode::bad_input,

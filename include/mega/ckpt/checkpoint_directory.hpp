@@ -8,7 +8,8 @@
 ///
 /// A save flushes all files, writes the manifest last, flushes the directory and renames it. So a
 /// name without ".tmp-" is complete unless the disk lost something, and the manifest's sizes and
-/// checksums tell. One save at a time per root; any number of writers within a save.
+/// checksums tell. One save at a time per root, which DirectoryLock sees to between processes; any
+/// number of writers within a save.
 #pragma once
 #include <mega/ckpt/durable_file.hpp>
 #include <mega/ckpt/strict_json.hpp>
@@ -487,7 +488,14 @@ class CheckpointWriter {
     try {
       verify_files(directory_, {step_, 0, files, {}}, Verify::sizes);
     } catch (const Error& fault) {
-      throw Error(ErrorCode::not_durable, sentence("checkpoint not committed: ", fault.what()));
+      throw Error(
+          ErrorCode::not_durable,
+          detail::exists(directory_)
+              ? sentence("checkpoint not committed: ", fault.what())
+              : sentence("the checkpoint of step ", step_, " is not saved: its folder ", directory_,
+                         " was removed while it was written, as by another run "
+                         "that saves in ",
+                         root_, "; give each run a folder of its own"));
     }
   }
 

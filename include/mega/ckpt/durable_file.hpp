@@ -112,6 +112,28 @@ class Descriptor {
   int fd_;
 };
 
+/// Writes all of `data`, which the kernel may take in pieces. @param written  bytes before, and
+/// then those too
+/// @throws Error not_durable that names the file `shown`, the bytes written and the system's reason
+inline void write_all(int fd, const std::string& path, const std::string& shown, Index& written,
+                      std::span<const std::byte> data) {
+  const auto asked = data.size();
+  while (!data.empty()) {
+    ssize_t taken = 0;
+    const int error = retry_interrupted(FileOperation::write, path.c_str(), [&] {
+      taken = ::write(fd, data.data(), data.size());
+      return taken < 0 ? -1 : 0;
+    });
+    // Zero bytes taken without an error would loop for ever; a full device may answer so.
+    expects(error == 0 && taken > 0, ErrorCode::not_durable, [&] {
+      return sentence("file ", shown, ": write stopped at byte ", written, " with ", data.size(),
+                      " of ", asked, " bytes left: ", errno_text(error == 0 ? ENOSPC : error));
+    });
+    written += taken;
+    data = data.subspan(static_cast<std::size_t>(taken));
+  }
+}
+
 }  // namespace detail
 
 /// Flushes a directory, so that the names created, renamed or removed in it survive a power cut.
@@ -246,27 +268,12 @@ class DurableFile {
     if (file_.get() >= 0) remove_file(path_);
   }
 
-  /// Appends all of `data`; the kernel may take it in pieces.
+  /// Appends all of `data`.
   /// @throws Error not_durable with the path, the bytes written and the system's reason
   void write(std::span<const std::byte> data) {
     expects(file_.get() >= 0, ErrorCode::logic,
             [&] { return sentence("file ", shown_, " is finished and takes no more bytes"); });
-    const auto asked = data.size();
-    while (!data.empty()) {
-      ssize_t taken = 0;
-      const int error = detail::retry_interrupted(FileOperation::write, path_.c_str(), [&] {
-        taken = ::write(file_.get(), data.data(), data.size());
-        return taken < 0 ? -1 : 0;
-      });
-      // Zero bytes taken without an error would loop for ever; a full device may answer so.
-      expects(error == 0 && taken > 0, ErrorCode::not_durable, [&] {
-        return sentence("file ", shown_, ": write stopped at byte ", bytes_, " with ", data.size(),
-                        " of ", asked,
-                        " bytes left: ", detail::errno_text(error == 0 ? ENOSPC : error));
-      });
-      bytes_ += taken;
-      data = data.subspan(static_cast<std::size_t>(taken));
-    }
+    detail::write_all(file_.get(), path_, shown_, bytes_, data);
   }
 
   /// Flushes the file to the device and closes it; its directory still has to be flushed.

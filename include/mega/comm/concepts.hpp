@@ -3,11 +3,10 @@
 /// Laws that hold for every model:
 /// - A call is queued on the stream that it names and returns; its effect is ordered there.
 /// - All ranks of a communicator issue the same collectives in the same order; a communicator is
-///   used from one stream at a time.
+///   used from one stream at a time, from another one only behind what the first still has of it.
 /// - A sum has one order, whatever carries it. For operands x0 .. x(n-1) of ranks 0 .. n-1 it is
-/// the
-///   balanced tree S(lo, hi) = S(lo, mid) + S(mid, hi) with mid = lo + bit_ceil(hi - lo) / 2, so
-///   ((x0 + x1) + (x2 + x3)) + (x4 + x5). Every rank gets the same bits.
+///   the balanced tree S(lo, hi) = S(lo, mid) + S(mid, hi) with mid = lo + bit_ceil(hi - lo) / 2,
+///   so ((x0 + x1) + (x2 + x3)) + (x4 + x5). Every rank gets the same bits.
 /// - No wait is endless: past the deadline, or when another rank failed, the wait ends with
 ///   Error(timeout) or Error(peer_failed) naming the ranks, the operation and its sequence number.
 #pragma once

@@ -308,8 +308,7 @@ using NcclReceiver = DeviceReceiver;
 /// the rank, and from one stream at a time. Ranks queue collectives of all their communicators in
 /// one order. A communicator of one rank uses no NCCL.
 /// @cost  a collective holds the host for 70 us on two H200, since NCCL that does not block
-/// launches
-///        from a thread of its own
+///        launches from a thread of its own
 /// @determinism  run to run; see the head of this file for sums over more than two ranks
 class NcclComm : public detail::NcclCollectives<NcclComm> {
  public:

@@ -774,8 +774,8 @@ class StaticSimulation : private ClusterModel {
 /// The figures of simulate(schedule, cluster) in the static order without keeping a timeline: some
 /// ten times as fast, for pipelines of a thousand stages. Transfers are summed in another order.
 /// Throws Error(usage) for a cluster of finite slots, and where simulate() does.
-/// @pre actions within the pipeline's bounds   @cost  O(1) an action, 16 bytes a micro-batch of a
-/// stage
+/// @pre actions within the pipeline's bounds   @cost  O(1) an action, 16 bytes a micro-batch
+/// of a stage
 [[nodiscard]] inline ClusterEstimate estimate(const ScheduleView& schedule,
                                               const Cluster& cluster) {
   return detail::StaticSimulation(schedule, cluster).run();

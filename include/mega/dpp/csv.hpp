@@ -26,6 +26,7 @@
 #include <mega/dpp/action.hpp>
 #include <mega/dpp/placement.hpp>
 #include <mega/dpp/schedule.hpp>
+#include <mega/dpp/verifier.hpp>
 
 #include <algorithm>
 #include <array>
@@ -67,6 +68,23 @@ struct CsvSchedule {
   std::size_t empty_cells = 0;  ///< idle steps left out
   /// [p] column of each action in its row, from 1. Halves of a pair share theirs.
   std::vector<std::vector<int>> columns{};
+};
+
+/// Cells that can be read but are no schedule together. what() is the sentence.
+class WrongSchedule : public Error {
+ public:
+  /// @param rank    of the cell; -1 if the file has none to blame
+  /// @param column  of the cell in its row, from 1
+  WrongSchedule(Fault fault, int rank, int column, const std::string& sentence)
+      : Error(ErrorCode::bad_input, sentence), fault_(fault), rank_(rank), column_(column) {}
+
+  [[nodiscard]] Fault fault() const noexcept { return fault_; }
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int column() const noexcept { return column_; }
+
+ private:
+  Fault fault_;
+  int rank_, column_;
 };
 
 /// One sentence on what read_csv() left out; empty if nothing.
@@ -203,6 +221,14 @@ class CsvReader {
   }
   [[noreturn]] void refuse(int rank, const CsvCell& cell, const std::string& why) const {
     refuse(static_cast<std::size_t>(rank), cell.column, cell.text, why);
+  }
+
+  [[noreturn]] void refute(Fault fault, int rank, const CsvCell& cell,
+                           const std::string& why) const {
+    throw WrongSchedule(
+        fault, rank, cell.column,
+        sentence(name_, ": ", csv_place(static_cast<std::size_t>(rank), cell.column, cell.text),
+                 why));
   }
 
   static std::string_view trim(std::string_view text) {
@@ -402,14 +428,15 @@ class CsvReader {
       int& chunks = held[static_cast<std::size_t>(rank)];
       for (const CsvCell& cell : cells_of(rank)) {
         if (cell.stage >= limit) {
-          refuse(rank, cell,
+          refute(Fault::out_of_place, rank, cell,
                  sentence(", names stage ", cell.stage, " in a file of ", limit,
-                          " actions; every stage from 0 on needs its own"));
+                          limit == 1 ? " action" : " actions",
+                          "; every stage from 0 on needs its own"));
         }
         int& owner = rank_of_[static_cast<std::size_t>(cell.stage)];
         if (owner == rank) continue;
         if (owner != nowhere) {
-          refuse(rank, cell,
+          refute(Fault::out_of_place, rank, cell,
                  sentence(", puts stage ", cell.stage, " on rank ", rank, ", but row ", owner + 1,
                           " has it on rank ", owner));
         }
@@ -422,18 +449,19 @@ class CsvReader {
       }
     }
     for (int stage = 0; stage < stages; ++stage) {
-      expects(rank_of_[static_cast<std::size_t>(stage)] != nowhere, ErrorCode::bad_input, [&] {
-        return sentence(name_, ": stage ", stage,
-                        " has no cell, though the file names stages up to ", stages - 1,
-                        "; every stage from 0 on stands on one rank");
-      });
+      if (rank_of_[static_cast<std::size_t>(stage)] != nowhere) continue;
+      throw WrongSchedule(
+          Fault::missing, nowhere, 0,
+          sentence(name_, ": stage ", stage, " has no cell, though the file names stages up to ",
+                   stages - 1, "; every stage from 0 on stands on one rank"));
     }
     for (int rank = 0; rank < ranks(); ++rank) {
       const int chunks = held[static_cast<std::size_t>(rank)];
-      expects(chunks == held[0], ErrorCode::bad_input, [&] {
-        return sentence(name_, ": row ", rank + 1, " gives rank ", rank, " ", chunks,
-                        " stages, but rank 0 has ", held[0], "; all ranks hold equally many");
-      });
+      if (chunks == held[0]) continue;
+      refute(Fault::out_of_place, rank, cells_of(rank).back(),
+             sentence(", ends the row of rank ", rank, ", which has ", chunks,
+                      chunks == 1 ? " stage" : " stages", ", but rank 0 has ", held[0],
+                      "; all ranks hold equally many"));
     }
     return stages;
   }
@@ -455,16 +483,36 @@ class CsvReader {
         }
       }
     }
-    expects(largest != nullptr, ErrorCode::bad_input,
-            [&] { return sentence(name_, ": no cell computes a micro-batch"); });
+    if (largest == nullptr) {
+      throw WrongSchedule(Fault::missing, -1, 0,
+                          sentence(name_, ": no cell computes a micro-batch"));
+    }
     for (int stage = 0; stage < stages; ++stage) {
-      const int have = forwards[static_cast<std::size_t>(stage)];
-      if (have == m) continue;
-      refuse(rank_of_largest, *largest,
-             sentence(", makes ", m, " micro-batches, but stage ", stage, " has ", have,
-                      " forwards; it needs one for each"));
+      if (forwards[static_cast<std::size_t>(stage)] == m) continue;
+      refute(Fault::missing, rank_of_largest, *largest,
+             sentence(", makes ", m, m == 1 ? " micro-batch" : " micro-batches", ", but stage ",
+                      stage, " has no forward of micro-batch ", missing_forward(stage)));
     }
     return m;
+  }
+
+  /// The least micro-batch of which the stage has no forward; refutes a file that has a second one.
+  [[nodiscard]] int missing_forward(int stage) const {
+    std::vector<std::pair<int, const CsvCell*>> own;
+    const int rank = rank_of_[static_cast<std::size_t>(stage)];
+    for (const CsvCell& cell : cells_of(rank)) {
+      if (cell.kind == ActionKind::forward && cell.stage == stage)
+        own.emplace_back(cell.microbatch, &cell);
+    }
+    std::sort(own.begin(), own.end());
+    int next = 0;
+    for (std::size_t i = 0; i < own.size() && own[i].first <= next; ++i, ++next) {
+      if (own[i].first == next) continue;
+      refute(Fault::duplicate, rank, *own[i].second,
+             sentence(", is a second forward of stage ", stage, ", micro-batch ", own[i].first,
+                      ", after that of column ", own[i - 1].second->column));
+    }
+    return next;
   }
 
   std::string name_;
@@ -491,9 +539,10 @@ class CsvReader {
 /// file goes through lower(), one with transfers through insert_implicit(), then verify() tells
 /// whether it can run.
 /// @param name  of the file, for the sentences of errors
-/// Throws Error(bad_input) with row and column (counted from 1) and the cell: for a cell outside
-/// the grammar, an unclear spelling, a stage on two ranks or on none, ranks with unequally many
-/// stages, or a stage without a forward for each micro-batch.
+/// Throws Error(bad_input) with row and column (counted from 1) and the cell, for a cell outside
+/// the grammar and an unclear spelling; the same as a WrongSchedule for a stage on two ranks or on
+/// none, ranks with unequally many stages, and a stage without exactly one forward of each
+/// micro-batch.
 /// @cost  a few passes over the cells; a file with only F, B and W sorts the last two
 [[nodiscard]] inline CsvSchedule read_csv(std::string_view text, std::string_view name = "schedule",
                                           BackwardSpelling spelling = BackwardSpelling::detect) {

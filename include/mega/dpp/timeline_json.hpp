@@ -170,8 +170,8 @@ class TraceWriter {
 /// each directed link, and arrows from the action that makes a message to the one that uses it.
 /// @param nanoseconds_per_unit  of the timeline's times; the default reads them as milliseconds.
 ///        Times are rounded to whole nanoseconds.
-/// Throws Error(usage) for a time that is not finite.   @cost  about 200 bytes an action and 600 a
-/// transfer
+/// Throws Error(usage) for a time that is not finite.   @cost  about 200 bytes an action and
+/// 600 a transfer
 [[nodiscard]] inline std::string to_trace_json(const Timeline& timeline,
                                                double nanoseconds_per_unit = 1e6) {
   return detail::TraceWriter(timeline, nanoseconds_per_unit).write();

@@ -46,11 +46,14 @@ struct WeightByRank {
   }
 };
 
-/// `value` pending on each rank.
+/// `value` pending on the first rank, and `per_rank` more on each next one.
 struct WeightsPending {
   static constexpr std::string_view name = "pending";
   int value = 0;
-  [[nodiscard]] constexpr int pending(int, int, int, int) const noexcept { return value; }
+  int per_rank = 0;
+  [[nodiscard]] constexpr int pending(int rank, int, int, int) const noexcept {
+    return value + per_rank * rank;
+  }
 };
 
 /// Every W after the rank's last I: the shortest way for gradients and the most memory.

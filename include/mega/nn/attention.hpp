@@ -200,9 +200,8 @@ void attend_backward(float* dquery, float* dkey, float* dvalue, const float* dou
 /// @pre    out does not overlap qkv   @sync  ordered on stream
 /// @cost   2 * batch * query_heads * time^2 * head_dim operations; working memory of a few tiles a
 ///         thread, none of it proportional to time
-/// @determinism  bitwise; while all rows are finite, a query's result depends on its own and
-/// earlier
-///               rows of its sample only
+/// @determinism  bitwise; while all rows are finite, a query's result depends on its own
+///               and earlier rows of its sample only
 template <host::host_stream S>
 void attention_forward(S& stream, Matrix<float> out, View<float, 3> lse, Matrix<const float> qkv,
                        AttentionShape shape, AttentionDropout dropout = {}) {

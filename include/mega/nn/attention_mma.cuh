@@ -20,9 +20,8 @@ namespace mega::inline v0::cuda {
 /// Scores, soft-max, sums and lse are fp32; probabilities are rounded to T before they weigh the
 /// values.
 /// @pre   head_dim is a multiple of 8 up to 128; the matrices are aligned to 16 bytes
-/// @cost  2 * batch * query_heads * time^2 * head_dim operations on tensor cores, head_dim rounded
-/// up
-///        to 32, 64, 96 or 128; no memory beside the operands
+/// @cost  2 * batch * query_heads * time^2 * head_dim operations on tensor cores, head_dim
+///        rounded up to 32, 64, 96 or 128; no memory beside the operands
 /// @determinism  bitwise run to run; a query's result depends on its own and earlier rows of its
 ///               sample only
 template <half_storage T>

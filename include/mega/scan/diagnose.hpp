@@ -77,6 +77,13 @@ inline void doubt_few_steps(Diagnosis& diagnosis, std::size_t steps) {
   out.step_time = job.step_time;
   add(trace.outstanding.empty() ? find_pending(trace, matches, job, options)
                                 : report_outstanding(trace, out.notes));
+  if (are_strangers(trace, matches)) {
+    out.notes.push_back(sentence("nothing says that the ", trace.ranks.size(),
+                                 " files are of one job: they name no ranks and share no "
+                                 "operation, so their ranks are not compared; numbers that are "
+                                 "given, or names such as rank3.json, say which is which"));
+    return out;
+  }
   KernelTimes times = tabulate_kernels(trace, job);
   const CommonLoad load = find_common_load(times, job, options);
   const RankSpeeds speeds =

@@ -2,9 +2,8 @@
 ///
 /// A dialect is two functions in a header of its own, which includes input.hpp and trace.hpp:
 ///
-///   bool looks_like_X(std::string_view head);             // head: first bytes of the text, at
-///   most
-///                                                         // dialect_head of them
+///   bool looks_like_X(std::string_view head);             // the first bytes of the text, of which
+///                                                         // there are dialect_head at most
 ///   void import_X(Trace&, Source&, const ImportOptions&); // the whole text, from its first byte
 ///
 /// and one row in detail::dialects below. A Source (input.hpp) has name(), and bytes: at_hand(),
@@ -14,6 +13,7 @@
 #pragma once
 #include <mega/core/error.hpp>
 #include <mega/scan/detail/one_job.hpp>
+#include <mega/scan/detail/text.hpp>
 #include <mega/scan/flight_recorder.hpp>
 #include <mega/scan/input.hpp>
 #include <mega/scan/kineto.hpp>

@@ -269,7 +269,10 @@ class MemberReader final : public Reader {
 
   std::size_t read(std::span<char> into) override {
     if (left_ == 0) return 0;
-    if (archive_.at_hand().empty() && !archive_.read_more()) return 0;
+    if (archive_.at_hand().empty() && !archive_.read_more()) {
+      cut_ = true;
+      return 0;
+    }
     const std::string_view text = archive_.at_hand();
     const auto count = static_cast<std::size_t>(
         std::min<std::uint64_t>(left_, std::min(text.size(), into.size())));
@@ -285,15 +288,15 @@ class MemberReader final : public Reader {
     }
   }
   [[nodiscard]] std::string damage() const override {
-    const bool cut = left_ > 0 && archive_.at_hand().empty();
     return !archive_.damage().empty() ? archive_.damage()
-           : cut                      ? "the archive ends in the middle of this member"
+           : cut_                     ? "the archive ends in the middle of this member"
                                       : "";
   }
 
  private:
   Source& archive_;
   std::uint64_t left_;
+  bool cut_ = false;  // only a read that finds nothing tells an end from what is not yet at hand
 };
 
 [[nodiscard]] inline bool looks_like_gzip(std::string_view head) noexcept {

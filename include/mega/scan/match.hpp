@@ -309,4 +309,12 @@ class Matcher {
   return detail::Matcher(trace).run();
 }
 
+/// Whether nothing says that the ranks are of one job: they have their numbers by the places of
+/// their files, and share no operation. Comparing them would accuse one program of another's work.
+[[nodiscard]] inline bool are_strangers(const Trace& trace, const Matches& matches) {
+  return trace.ranks.size() > 1 && matches.instances.empty() &&
+         std::all_of(trace.ranks.begin(), trace.ranks.end(),
+                     [](const Rank& rank) { return rank.is_numbered_by_place; });
+}
+
 }  // namespace mega::inline v0::scan

@@ -80,7 +80,7 @@ struct Study {
   Diagnosis diagnosis;
   HangReport hang;
   CriticalPath critical_path;     ///< empty where the clocks are not aligned
-  std::optional<WhatIf> what_if;  ///< nothing where no steps are known
+  std::optional<WhatIf> what_if;  ///< nothing where no steps, or no ranks of one job, are known
 
   /// What follows from waits and what follows from dependencies is found at the same time.
   explicit Study(Trace given)
@@ -88,7 +88,7 @@ struct Study {
     auto replayed = std::async(std::launch::async, [this] {
       const DependencyGraph graph = build_dependencies(trace, matches, alignment);
       if (alignment.aligned()) critical_path = find_critical_path(trace, graph);
-      what_if = what_if_of(trace, graph);
+      if (!are_strangers(trace, matches)) what_if = what_if_of(trace, graph);
     });
     waits = find_waits(trace, matches, alignment);
     delays = find_delay_costs(trace, matches, waits);

@@ -166,7 +166,8 @@ struct Rank {
   std::string processors;  ///< of the host, on which its spans may have run, as Linux lists them:
                            ///< "0-3,8"; empty: unknown, or a device's spans
   std::string source;      ///< file, as given by the user
-  bool missing = false;    ///< the job had it, but its dump is absent or empty: evidence in itself
+  bool is_numbered_by_place = false;  ///< neither its file nor the file's name says which rank
+  bool missing = false;     ///< the job had it, but its dump is absent or empty: evidence in itself
   std::int32_t world = -1;  ///< how many ranks the job has, says the file
 };
 

@@ -16,6 +16,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <string>
@@ -193,6 +195,55 @@ TEST_CASE("dpp: the scheduler's clock stops at a deadlock and at a cap") {
   const inner::Words weight_first = {{{forward}, {backward_weight}, {backward_input}},
                                      {{forward}, {backward}}};
   CHECK_FALSE(inner::Stopwatch(pipeline_of(profile, schedule)).run(weight_first));
+}
+
+TEST_CASE("dpp: orders that are too long are cut off, and no others") {
+  struct Case {
+    int p, m, v;
+    bool on_v;
+    double cap;
+  };
+  std::uint64_t seed = 0;
+  for (const Case& c :
+       {Case{1, 3, 1, false, unlimited}, Case{4, 9, 1, false, 4}, Case{3, 7, 2, true, unlimited},
+        Case{4, 8, 2, false, 7}, Case{5, 6, 3, false, unlimited}, Case{4, 12, 2, true, 6}}) {
+    CAPTURE(c.p);
+    CAPTURE(c.m);
+    CAPTURE(c.v);
+    const auto ranks = static_cast<std::size_t>(c.p);
+    const PipelineProfile profile{.p = c.p,
+                                  .m = c.m,
+                                  .v = c.v,
+                                  .times = random_times(c.p * c.v, ++seed),
+                                  .caps = std::vector<double>(ranks, c.cap)};
+    const Schedule empty =
+        c.on_v ? Schedule(c.p, c.m, c.v, VPlacement{}) : Schedule(c.p, c.m, c.v, LoopPlacement{});
+    const inner::Pipeline pipeline = pipeline_of(profile, empty);
+    inner::Stopwatch watch(pipeline), cutting(pipeline);
+    for (const double lead : {1.0, 2.0, 5.0}) {
+      for (const double patience : {0.0, 0.5, 1.0}) {
+        const inner::ListRules rules{
+            std::vector<double>(ranks * static_cast<std::size_t>(c.v), lead), patience, lead == 2.0,
+            patience == 0.5};
+        const inner::Words words = inner::ListScheduler(pipeline, rules).run();
+        REQUIRE(watch.run(words));
+        for (const auto goal : {ScheduleGoal::makespan, ScheduleGoal::longest_span}) {
+          const double exact =
+              goal == ScheduleGoal::makespan ? watch.makespan() : watch.longest_span();
+          for (const double part : {0.2, 0.8, 0.95, 0.999, 1.0, 1.001}) {
+            CAPTURE(part);
+            const inner::Cutoff cutoff{goal, part * exact};
+            const inner::Words made = inner::ListScheduler(pipeline, rules).run(cutoff);
+            CHECK(made == (part < 1 ? inner::Words{} : words));
+            REQUIRE(cutting.run(words, cutoff) == (part >= 1));
+            if (part < 1) continue;
+            CHECK(cutting.makespan() == watch.makespan());
+            CHECK(cutting.peak_memory() == watch.peak_memory());
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("dpp: automatic schedules reach the zero-bubble table under its memory accounting") {

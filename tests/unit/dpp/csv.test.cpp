@@ -386,12 +386,17 @@ TEST_CASE("dpp: csv refuses files that are no pipeline") {
         "s.csv: stage 1 has no cell, though the file names stages up to 2; every stage from 0 on "
         "stands on one rank");
   CHECK(refusal("0F0,1F0\n2F0") ==
-        "s.csv: row 2 gives rank 1 1 stages, but rank 0 has 2; all ranks hold equally many");
+        "s.csv: row 2, column 1, '2F0', ends the row of rank 1, which has 1 stage, but rank 0 has "
+        "2; all ranks hold equally many");
   CHECK(refusal("0F0,0F1,0B0,0B7") ==
-        "s.csv: row 1, column 4, '0B7', makes 8 micro-batches, but stage 0 has 2 forwards; it "
-        "needs one for each");
-  CHECK(contains(refusal("0F0,0F1\n1F0"), "stage 1 has 1 forwards"));
-  CHECK(contains(refusal("0F0,0F0"), "makes 1 micro-batches, but stage 0 has 2"));
+        "s.csv: row 1, column 4, '0B7', makes 8 micro-batches, but stage 0 has no forward of "
+        "micro-batch 2");
+  CHECK(contains(refusal("0F0,0F1\n1F0"), "stage 1 has no forward of micro-batch 1"));
+  CHECK(contains(refusal("0F1,0F2"), "stage 0 has no forward of micro-batch 0"));
+  CHECK(refusal("0F0,,0F1,0F0") ==
+        "s.csv: row 1, column 4, '0F0', is a second forward of stage 0, micro-batch 0, after that "
+        "of column 1");
+  CHECK(contains(refusal("0B0,0F0,0F0,0F0"), "column 3, '0F0', is a second forward of stage 0"));
   CHECK(contains(refusal("0UNSHARD"), "no cell computes a micro-batch"));
   CHECK(read_csv("0F0\n\n\r\n").schedule.view().p == 1);  // blank lines at the end are harmless
 }
@@ -416,6 +421,44 @@ TEST_CASE("dpp: csv survives hostile numbers and bytes") {
   std::string many;
   for (int stage = 0; stage < 32768; ++stage) many += std::to_string(stage) + "F0,";
   CHECK(contains(refusal(many), "'32767F0', is stage 32768 of the rank; the limit is 32767"));
+}
+
+TEST_CASE("dpp: csv tells cells that are no schedule from what it cannot read") {
+  struct Case {
+    const char* text;
+    Fault fault;
+    int rank, column;
+  };
+  for (const Case& c :
+       {Case{"0F0,0F0,0B0", Fault::duplicate, 0, 2},
+        Case{"0F0,0F1,0B0,0B1\n1F0,1B0,1F0,1F1", Fault::duplicate, 1, 3},
+        Case{"0B0", Fault::missing, 0, 1}, Case{"0F0,0B0,0B1", Fault::missing, 0, 3},
+        Case{"0F0,0B0\n2F0,2B0", Fault::missing, -1, 0},
+        Case{"0F0,0B0\n1F0,0B1", Fault::out_of_place, 1, 2},
+        Case{"0F0,7F0", Fault::out_of_place, 0, 2}, Case{"0F0,1F0\n2F0", Fault::out_of_place, 1, 1},
+        Case{"0UNSHARD", Fault::missing, -1, 0}}) {
+    CAPTURE(c.text);
+    try {
+      (void)read_csv(c.text);
+      FAIL("accepted");
+    } catch (const WrongSchedule& wrong) {
+      CHECK(wrong.fault() == c.fault);
+      CHECK(wrong.rank() == c.rank);
+      CHECK(wrong.column() == c.column);
+    }
+  }
+  for (const char* text : {"", "0X0", "0F0,hello", "(0F0;0F1)OVERLAP_F_B", "0F0,0B0,0W0,0W0"}) {
+    CAPTURE(text);
+    bool wrong = false;
+    try {
+      (void)read_csv(text);
+    } catch (const WrongSchedule&) {
+      wrong = true;
+    } catch (const Error& unreadable) {
+      CHECK(unreadable.code() == ErrorCode::bad_input);
+    }
+    CHECK_FALSE(wrong);
+  }
 }
 
 TEST_CASE("dpp: csv reads a million cells") {

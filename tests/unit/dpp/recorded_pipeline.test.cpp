@@ -109,6 +109,23 @@ TEST_CASE("dpp: a recording of two ranks becomes windows, transfers and hand-ove
   CHECK(m.transfer_ns->covered == 0);
 }
 
+TEST_CASE("dpp: a loss behind another forward counts to its backward") {
+  using enum scan::EventKind;
+  for (const bool late : {false, true}) {
+    Recording r(1);
+    r.span(0, "step", iteration, 0, 100);
+    r.span(0, "forward", forward, 0, 10, 0);
+    if (late) r.span(0, "forward", forward, 10, 25, 1);
+    r.span(0, "loss", loss, late ? 25 : 10, late ? 29 : 14, 0);
+    r.span(0, "backward", backward, 30, 50, 0);
+    const PipelineRecord record = plan::recorded_pipeline(r.trace);
+    REQUIRE(record.compute.size() == (late ? 3U : 2U));
+    CHECK(record.compute.front().end_ns == (late ? 10'000 : 14'000));
+    CHECK(record.compute.back().start_ns == (late ? 25'000 : 30'000));
+    CHECK(measure(record).ranks[0].compute_ratio == doctest::Approx(late ? 0.5 : 0.34));
+  }
+}
+
 TEST_CASE("dpp: a recording may begin within a step, and hold other pipelines") {
   Recording r = one_microbatch();
   r.span(1, "backward", scan::EventKind::backward, -30, -10, 0, 3);  // step 3 has no iteration

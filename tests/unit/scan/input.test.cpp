@@ -135,6 +135,14 @@ TEST_CASE("scan: members of archives are files of their own") {
     if (source.name().ends_with(longest)) second = drained(source);
   });
   CHECK(second == "long");
+  // Nor is it damaged, however much of the archive is at hand.
+  const std::string zipped = directory.write("half.tar.gz", packed(archive));
+  for (const std::size_t want : {std::size_t{1}, std::size_t{4096}, std::size_t{1} << 20U}) {
+    for_each_source(zipped, [&](Source& source) {
+      (void)source.look(want);
+      CHECK(source.damage().empty());
+    });
+  }
   std::string damage;
   (void)sources(directory.write("cut.tar", archive.substr(0, 4000)), &damage);
   CHECK(mega::tests::contains(damage, "ends in the middle of this member"));

@@ -60,6 +60,17 @@ std::size_t count(const Trace& t, CommunicationOp op) {
   return n;
 }
 
+TEST_CASE("scan: a thread's label is its own, though its process and thread are escaped texts") {
+  const Trace t = imported(records(
+      R"({"ph": "M", "name": "thread_name", "pid": "p\u00e9", "tid": "t\u00e9 1",)"
+      R"( "args": {"name": "caf\u00e9"}},)"
+      R"({"ph": "X", "name": "a", "pid": "p\u00e9", "tid": "t\u00e9 1", "ts": 1, "dur": 2})"));
+  REQUIRE(t.lanes.size() == 1);
+  CHECK(t.lanes[0].label == "caf\xC3\xA9");
+  REQUIRE(t.events.size() == 1);
+  CHECK(t.events[0].duration() == 2000);
+}
+
 TEST_CASE("scan: a Kineto file gives lanes, kinds, launches, steps and communication") {
   const Trace t = imported(records(R"~(
   {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#7", "pid": 10, "tid": 11, "ts": 100, "dur": 50},

@@ -25,7 +25,7 @@ namespace mega::inline v0::comm::detail {
 
 /// NVLink multicast stays off unless NCCL_NVLS_ENABLE says otherwise: nothing here was tested or
 /// measured with it. NCCL reads the variable once, when it makes its first communicator.
-/// @pre  no other thread changes the environment meanwhile
+/// @pre  no other thread reads or changes the environment meanwhile
 inline void leave_multicast_off() {
   (void)::setenv("NCCL_NVLS_ENABLE", "0", 0);
 }

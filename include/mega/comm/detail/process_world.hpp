@@ -269,7 +269,9 @@ class ProcessWorld {
     stop_ = true;
     changed_.notify_all();
     if (thread_.joinable()) thread_.join();
-    if (!control_.world().failed()) return;
+    // After finish() there is nothing under way; a session that ends otherwise may have given up
+    // channels.
+    if (!control_.world().failed() && aborting_.empty()) return;
     abort_all();
     for (std::thread& thread : aborting_) thread.join();
   }

@@ -1,4 +1,4 @@
-/// @file  Text for other programs: valid UTF-8, JSON strings, exact decimals.
+/// @file  Text: what it holds; and for other programs valid UTF-8, JSON strings, exact decimals.
 #pragma once
 #include <mega/scan/trace.hpp>
 
@@ -9,6 +9,10 @@
 #include <string_view>
 
 namespace mega::inline v0::scan::detail {
+
+[[nodiscard]] constexpr bool holds(std::string_view text, std::string_view part) noexcept {
+  return text.find(part) != std::string_view::npos;
+}
 
 /// Length of the valid UTF-8 sequence at the front of `text`, 1 to 4; 0 where there is none
 /// (overlong forms, surrogates and values above U+10FFFF are none). @pre !text.empty()

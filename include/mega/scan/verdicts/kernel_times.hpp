@@ -44,6 +44,7 @@ struct KernelTimes {
   std::vector<float> logs;  ///< of durations in ns
   std::vector<Nanoseconds> begins;
   std::vector<std::int32_t> microbatches;  ///< -1 where the file does not say
+  std::vector<char> alone;                 ///< ran beside none of NCCL's
   std::vector<KernelCell> cells;           ///< by kernel, rank, step
   std::vector<Kernel> kernels;
 };
@@ -180,6 +181,7 @@ class NcclSpans {
       out.logs.push_back(items[i].log);
       out.begins.push_back(items[i].begin);
       out.microbatches.push_back(items[i].microbatch);
+      out.alone.push_back(items[i].alone ? 1 : 0);
       scratch.push_back(items[i].log);
       const double duration = std::exp(static_cast<double>(items[i].log));
       cell.total += duration;

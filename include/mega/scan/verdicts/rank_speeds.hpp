@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -51,36 +52,98 @@ struct RankSpeeds {
   }
 };
 
+/// What a cell's runs say of its rank: a figure of the logarithms of their durations.
+struct CellFigure {
+  double KernelCell::*of_cell;
+  double Kernel::*usual;                    ///< the same of the kernel
+  double (*of_logs)(std::vector<double>&);  ///< how it is found; reorders them
+};
+
+/// How much longer a kernel takes on each rank and in each step.
+struct Shift {
+  TableIndex rank, step;
+  double shift;      ///< logarithm of the factor
+  std::size_t runs;  ///< that were compared
+};
+
+/// Shifts of a kernel whose load varies. The load is common to a replica, so that only its members
+/// are peers, and to a micro-batch, so that only the same run of theirs is: in a step, one rank may
+/// have run beside NCCL's kernels in other micro-batches than another.
+[[nodiscard]] inline std::vector<Shift> shifts_beneath_load(const KernelTimes& times,
+                                                            const JobLayout& job, const Kernel& k,
+                                                            const CellFigure& figure) {
+  struct Run {
+    std::int32_t replica;
+    TableIndex step;
+    std::int32_t microbatch;
+    std::size_t at,
+        of;  // the how-many-eth of the micro-batch, or, where it is unknown, of how many
+    std::size_t cell;
+    double log;
+    [[nodiscard]] auto load() const { return std::tie(replica, step, microbatch, of, at); }
+  };
+  std::vector<Run> runs;
+  std::map<std::int32_t, std::size_t> seen;
+  for (std::size_t c = k.first; c < k.first + k.count; ++c) {
+    const KernelCell& cell = times.cells[c];
+    seen.clear();
+    for (std::size_t i = cell.first; i < cell.first + cell.count; ++i) {
+      const std::int32_t microbatch = times.microbatches[i];
+      const std::size_t at = seen[microbatch]++;
+      if (times.alone[i] == 0) continue;
+      runs.push_back({job.replica[cell.rank], cell.step, microbatch, at,
+                      microbatch < 0 ? cell.count : 0, c, static_cast<double>(times.logs[i])});
+    }
+  }
+  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
+    return a.load() != b.load() ? a.load() < b.load() : a.cell < b.cell;
+  });
+  std::vector<std::vector<double>> of_cells(k.count);  // what is left of each when the load is out
+  std::vector<double> logs;
+  for (std::size_t i = 0, end = i; i < runs.size(); i = end) {
+    logs.clear();
+    for (; end < runs.size() && runs[end].load() == runs[i].load(); ++end)
+      logs.push_back(runs[end].log);
+    if (logs.size() < 2) continue;
+    const double load = central_value(logs);
+    for (std::size_t run = i; run < end; ++run)
+      of_cells[runs[run].cell - k.first].push_back(runs[run].log - load);
+  }
+  std::map<std::pair<std::int32_t, TableIndex>, std::vector<double>> members;  // replica, step
+  std::vector<Shift> out;
+  for (std::size_t c = 0; c < of_cells.size(); ++c) {
+    if (of_cells[c].empty()) continue;
+    const KernelCell& cell = times.cells[k.first + c];
+    const double own = figure.of_logs(of_cells[c]);
+    members[{job.replica[cell.rank], cell.step}].push_back(own);
+    out.push_back({cell.rank, cell.step, own, of_cells[c].size()});
+  }
+  std::map<std::pair<std::int32_t, TableIndex>, double> standards;
+  for (auto& [at, all] : members) standards[at] = lower_median(all);
+  for (Shift& s : out) s.shift -= standards[{job.replica[s.rank], s.step}];
+  return out;
+}
+
 /// Median over the kernels of a rank, each with the weight of its time.
-/// @param figure, usual  what of a cell is compared with what of its kernel
 inline void measure_shift(RankSpeeds& speeds, const KernelTimes& times, const JobLayout& job,
-                          const DiagnoseOptions& options, double KernelCell::*figure,
-                          double Kernel::*usual) {
+                          const DiagnoseOptions& options, const CellFigure& figure) {
   struct Vote {
     double shift, weight;
   };
   std::vector<std::vector<Vote>> votes(job.ranks() * speeds.steps);
   for (const Kernel& k : times.kernels) {
-    const bool varies = k.variation > options.data_variation;
-    std::map<std::pair<std::int32_t, std::uint32_t>, std::vector<double>> replicas;
-    if (varies) {
-      for (std::size_t c = k.first; c < k.first + k.count; ++c) {
-        const KernelCell& cell = times.cells[c];
-        if (cell.alone > 0) replicas[{job.replica[cell.rank], cell.step}].push_back(cell.*figure);
-      }
+    const auto vote = [&](const Shift& s) {
+      const double time = std::exp(k.*figure.usual + s.shift) * static_cast<double>(s.runs);
+      votes[s.rank * speeds.steps + s.step].push_back({s.shift, time});
+    };
+    if (k.variation > options.data_variation) {
+      for (const Shift& s : shifts_beneath_load(times, job, k, figure)) vote(s);
+      continue;
     }
     for (std::size_t c = k.first; c < k.first + k.count; ++c) {
       const KernelCell& cell = times.cells[c];
-      if (cell.alone == 0) continue;
-      double standard = k.*usual;
-      if (varies) {
-        // The load is common to the replica: only its own members are peers.
-        std::vector<double>& all = replicas[{job.replica[cell.rank], cell.step}];
-        if (all.size() < 2) continue;
-        standard = lower_median(all);
-      }
-      votes[cell.rank * speeds.steps + cell.step].push_back(
-          {cell.*figure - standard, std::exp(cell.*figure) * static_cast<double>(cell.alone)});
+      if (cell.alone > 0)
+        vote({cell.rank, cell.step, cell.*figure.of_cell - k.*figure.usual, cell.alone});
     }
   }
   for (std::size_t i = 0; i < votes.size(); ++i) {
@@ -100,13 +163,15 @@ inline void measure_shift(RankSpeeds& speeds, const KernelTimes& times, const Jo
 /// Of what kernels take when nothing delays them.
 inline void measure_excess(RankSpeeds& speeds, const KernelTimes& times, const JobLayout& job,
                            const DiagnoseOptions& options) {
-  measure_shift(speeds, times, job, options, &KernelCell::alone_least, &Kernel::least);
+  measure_shift(speeds, times, job, options,
+                {&KernelCell::alone_least, &Kernel::least, &undisturbed<double>});
 }
 
 /// Of what they usually take: sees a rank, too, that is in something's way most of the time.
 inline void measure_usual_excess(RankSpeeds& speeds, const KernelTimes& times, const JobLayout& job,
                                  const DiagnoseOptions& options) {
-  measure_shift(speeds, times, job, options, &KernelCell::alone_middle, &Kernel::middle);
+  measure_shift(speeds, times, job, options,
+                {&KernelCell::alone_middle, &Kernel::middle, &lower_median<double>});
 }
 
 /// What all ranks suffer from in a step, as where their processors are shared with other programs,

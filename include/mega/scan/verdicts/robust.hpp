@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace mega::inline v0::scan::verdicts {
@@ -28,6 +30,36 @@ template <class T>
 [[nodiscard]] T lower_median(std::vector<T>& values) {
   return lower_quantile(values, 0.5);
 }
+
+/// Median: of two, what lies between, so that neither is the standard. Reorders the values.
+/// @pre not empty
+[[nodiscard]] inline double central_value(std::vector<double>& values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 == 1) return *middle;
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+/// Lower median of all values but one, for any of them. Cost: one sort for all.
+template <class T>
+class MedianOfOthers {
+ public:
+  explicit MedianOfOthers(std::vector<T> values) : sorted_(std::move(values)) {
+    std::sort(sorted_.begin(), sorted_.end());
+  }
+  /// @param own  one of the values, which does not count; nothing: all count
+  /// @return nothing where no other is
+  [[nodiscard]] std::optional<T> without(const std::optional<T>& own) const {
+    const std::size_t others = sorted_.size() - (own ? 1 : 0);
+    if (others == 0) return std::nullopt;
+    const std::size_t middle = (others - 1) / 2;
+    // The values from the own one's place on come one later.
+    return sorted_[middle + (own && *own <= sorted_[middle] ? 1 : 0)];
+  }
+
+ private:
+  std::vector<T> sorted_;
+};
 
 /// What equal work takes when nothing delays it: a tenth of the values are smaller, so that nine of
 /// ten may be delayed. Reorders the values. @pre not empty

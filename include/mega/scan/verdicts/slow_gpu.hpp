@@ -21,6 +21,19 @@
 
 namespace mega::inline v0::scan::verdicts {
 
+/// Nanoseconds that the rank computes in a step, from the first slow one on. What a factor is a
+/// typical one of is a typical step: set-up and delays make some of them longer, none shorter.
+[[nodiscard]] inline double busy_time(const JobLayout& job, const KernelTimes& times,
+                                      std::size_t rank, const Onset& onset) {
+  std::vector<double> of_steps(job.steps.size(), 0);
+  for (const KernelCell& c : times.cells) {
+    if (c.rank == rank) of_steps[c.step] += c.total;
+  }
+  of_steps.erase(of_steps.begin(), of_steps.begin() + static_cast<std::ptrdiff_t>(onset.first));
+  std::erase(of_steps, 0.0);  // steps that the trace does not hold of this rank
+  return of_steps.empty() ? 0 : lower_median(of_steps);
+}
+
 [[nodiscard]] inline std::vector<Verdict> find_slow_gpus(const JobLayout& job,
                                                          const KernelTimes& times,
                                                          const RankSpeeds& speeds,
@@ -41,10 +54,7 @@ namespace mega::inline v0::scan::verdicts {
     v.factor = std::exp(o.level);
     v.since_step = job.steps[o.first];
     v.stages = {job.stage[r]};
-    double busy = 0;
-    for (const KernelCell& c : times.cells) {
-      if (c.rank == r) busy += c.total / static_cast<double>(job.steps.size());
-    }
+    const double busy = busy_time(job, times, r, o);
     v.cost_per_step = static_cast<Nanoseconds>(busy * (1 - 1 / v.factor));
     // Two ranks that differ, and no time at which they did not: nothing says who is right.
     const bool two_only = present.size() == 2 && o.slow == o.known;
@@ -107,11 +117,7 @@ namespace mega::inline v0::scan::verdicts {
     v.factor = std::exp(o.level);
     v.since_step = job.steps[o.first];
     v.confidence = std::min(0.95, 0.6 + o.level);
-    std::vector<double> of_steps(job.steps.size(), 0);
-    for (const KernelCell& c : times.cells) {
-      if (c.rank == r) of_steps[c.step] += c.total;
-    }
-    const double busy = lower_median(of_steps);  // the first step may hold set-up
+    const double busy = busy_time(job, times, r, o);
     v.cost_per_step = static_cast<Nanoseconds>(busy * (1 - 1 / v.factor));
     v.evidence.push_back(sentence("kernels of rank ", job.number[r], " take ", figure(v.factor),
                                   " times as long in sum as as many of its peers', in ", o.slow,

@@ -1,5 +1,6 @@
 /// @file  Slow link: the transfer itself takes longer than equal ones elsewhere. Of a matched
-/// operation's members the last to arrive waits for nobody, so the shortest span is the transfer.
+/// operation's members the last to arrive waits for nobody, so the shortest span is the transfer;
+/// but of a message whose sender waits for no receiver it is the sender's span.
 #pragma once
 #include <mega/core/error.hpp>
 #include <mega/scan/match.hpp>
@@ -35,6 +36,7 @@ class SlowLinkSearch {
     std::vector<Channel> channels;
     std::map<std::vector<std::int32_t>, std::size_t> index;
     std::vector<std::int32_t> who;
+    const bool senders_wait = !sends_end_early();
     for (const Instance& i : matches_.instances) {
       who.clear();
       Nanoseconds shortest = std::numeric_limits<Nanoseconds>::max();
@@ -48,6 +50,8 @@ class SlowLinkSearch {
         any = &e;
       }
       const std::size_t step = job_.step_index(any->step);
+      const Event* const send = senders_wait ? nullptr : sender_of(i);
+      if (send != nullptr) any = send, shortest = send->duration();
       if (shortest <= 0 || step == JobLayout::no_step) continue;
       if (i.group != none && i.count < t_.groups[i.group].ranks.size()) continue;
       std::sort(who.begin(), who.end());
@@ -61,7 +65,8 @@ class SlowLinkSearch {
       transfers.push_back({{i.op, i.count, bytes, any->name},
                            at->second,
                            step,
-                           std::log(static_cast<double>(shortest))});
+                           std::log(static_cast<double>(shortest)),
+                           send != nullptr});
     }
     std::sort(transfers.begin(), transfers.end(), [](const Transfer& a, const Transfer& b) {
       return std::tie(a.kind, a.channel, a.step) < std::tie(b.kind, b.channel, b.step);
@@ -82,9 +87,12 @@ class SlowLinkSearch {
         of_class.push_back(undisturbed(of_channel));
       }
       const double standard = lower_median(of_class);
-      const bool comparable =
-          of_class.size() > 1 && standard > std::log(static_cast<double>(o_.short_transfer));
-      if (comparable) judge(channels, {&transfers[i], &transfers[end - 1] + 1}, standard);
+      // What is shorter is latency. A sender's own is compared, too, where it is that of no short
+      // transfer any more.
+      const double beyond = std::log(static_cast<double>(o_.short_transfer)) - standard;
+      if (of_class.size() > 1 && (beyond < 0 || transfers[i].own_span))
+        judge(channels, {&transfers[i], &transfers[end - 1] + 1}, standard,
+              std::log(o_.slow_link) + std::max(0.0, beyond));
       i = end;
     }
     std::vector<std::size_t> slow;
@@ -118,6 +126,7 @@ class SlowLinkSearch {
     std::size_t channel;
     std::size_t step;
     double log;
+    bool own_span;  // of the sender, that waits for nobody
   };
   struct Channel {
     std::vector<std::int32_t> ranks;  // global
@@ -129,6 +138,36 @@ class SlowLinkSearch {
     double time = 0;  // ns in excess
     bool slow = false;
   };
+
+  /// The send of a message between two ranks; null where it is none.
+  [[nodiscard]] const Event* sender_of(const Instance& i) const {
+    if (i.op != CommunicationOp::send_recv || i.count != 2) return nullptr;
+    for (const TableIndex c : matches_.of(i)) {
+      if (t_.communications[c].op == CommunicationOp::send)
+        return &t_.events[t_.communications[c].event];
+    }
+    return nullptr;
+  }
+
+  /// Whether messages are left behind for their receivers, as threads do it, so that some sends end
+  /// before their receives begin: in one of twenty at least, by clocks that are the same. NCCL's
+  /// and other large messages need both ends at a time.
+  [[nodiscard]] bool sends_end_early() const {
+    std::size_t messages = 0, early = 0;
+    for (const Instance& i : matches_.instances) {
+      const Event* const send = sender_of(i);
+      if (send == nullptr) continue;
+      for (const TableIndex c : matches_.of(i)) {
+        const Event& receive = t_.events[t_.communications[c].event];
+        const std::string& clock = t_.ranks[t_.rank_index(receive)].clock;
+        if (&receive == send || clock.empty() || clock != t_.ranks[t_.rank_index(*send)].clock)
+          continue;
+        ++messages;
+        early += receive.begin >= send->end ? 1 : 0;
+      }
+    }
+    return early > 0 && early * 20 >= messages;
+  }
 
   /// What has carried more in less time in the same step can carry this so. Buffers that are cold,
   /// members that wake up late and whatever else is met by one operation of a step and not by the
@@ -143,9 +182,10 @@ class SlowLinkSearch {
   }
 
   /// One kind of transfers, of which the channels are peers.
-  /// @param standard  logarithm of what one takes  @pre  sorted by channel and step
-  void judge(std::vector<Channel>& channels, std::span<const Transfer> transfers,
-             double standard) const {
+  /// @param standard  logarithm of what one takes  @param limit  above it, that is slow
+  /// @pre  sorted by channel and step
+  void judge(std::vector<Channel>& channels, std::span<const Transfer> transfers, double standard,
+             double limit) const {
     Figures figures;
     std::vector<std::size_t> who;
     std::vector<double> logs;
@@ -164,7 +204,7 @@ class SlowLinkSearch {
       figures.back()[step] = log;
       channels[channel].time += count * std::exp(standard) * (std::exp(log) - 1);
     }
-    const std::vector<Onset> onsets = find_outliers(figures, std::log(o_.slow_link));
+    const std::vector<Onset> onsets = find_outliers(figures, limit);
     for (std::size_t k = 0; k < who.size(); ++k) {
       Channel& c = channels[who[k]];
       ++c.kinds;
@@ -189,7 +229,7 @@ class SlowLinkSearch {
         for (const std::int32_t rank : channels[k].ranks) unexplained[rank].push_back(k);
       }
       std::int32_t best = -1;
-      std::pair<std::size_t, double> most{0, 0};
+      std::tuple<std::size_t, double, double> most;
       for (const auto& [rank, own] : unexplained) {
         const Record& record = records[rank];
         const double share =
@@ -198,8 +238,11 @@ class SlowLinkSearch {
         // be this rank's fault too.
         const bool says_little = own.size() == 1 && (channels[own[0]].pair || record.slow < 2);
         if (share <= 0.66 || says_little) continue;
-        if (std::pair(own.size(), share) > most) {
-          most = {own.size(), share};
+        // Of two that explain as much, the one whose channels are slow alike: what keeps a rank's
+        // transfers to a tenth of the speed in one does not keep them to half of it in another.
+        const auto agreement = -spread_of(channels, own);
+        if (best < 0 || std::tuple(own.size(), share, agreement) > most) {
+          most = {own.size(), share, agreement};
           best = rank;
         }
       }
@@ -210,6 +253,15 @@ class SlowLinkSearch {
         return std::find(explained.begin(), explained.end(), k) != explained.end();
       });
     }
+  }
+
+  /// Between the least and the most excess of some channels.
+  [[nodiscard]] static double spread_of(const std::vector<Channel>& channels,
+                                        const std::vector<std::size_t>& which) {
+    const auto [least, most] = std::minmax_element(
+        which.begin(), which.end(),
+        [&](std::size_t a, std::size_t b) { return channels[a].excess < channels[b].excess; });
+    return channels[*most].excess - channels[*least].excess;
   }
 
   void add_link(const std::vector<Channel>& channels, const std::vector<std::size_t>& explained,
