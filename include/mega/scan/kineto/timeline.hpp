@@ -71,11 +71,11 @@ inline void settle_clock(Trace& t, std::size_t first_event, std::optional<Nanose
     const Nanoseconds quarters =
         saturating_sum(apart, apart < 0 ? -quarter / 2 : quarter / 2) / quarter;
     const Nanoseconds rest = apart - quarters * quarter;
-    const bool near = rest < hour && rest > -hour;
-    if (!base && quarters != 0 && near) {
+    const bool is_near = rest < hour && rest > -hour;
+    if (!base && quarters != 0 && is_near) {
       shift -= quarters * quarter;
       ++t.defects.clock_base_adjusted;
-    } else if (base && *base % quarter == 0 && near &&
+    } else if (base && *base % quarter == 0 && is_near &&
                t.events[0].begin / quarter != *base / quarter) {
       ++t.defects.clock_base_adjusted;
     }
