@@ -401,6 +401,7 @@ class Scan(Program):
         got = self.json("report", *files)
         self.assertEqual((got["verdicts"], got["what_if"]), ([], None))
         self.assertIn("nothing says that the 4 files are of one job", " ".join(got["notes"]))
+        self.assertTrue(self.text("report", *files).startswith("Nothing says that the files are of one job"))
         self.refused("what-if", *files, says=["4 files", "of one job"])
         # Numbers in their names, from the user, or an operation of all, say it.
         named = [self.file(f"rank{rank}.json", kineto(alone, rank, says_rank=False)) for rank in range(4)]

@@ -129,6 +129,8 @@ std::string describe_health(const scan::Study& study) {
   if (study.trace.events.empty()) return "The files hold no events: there is nothing to judge.";
   if (study.trace.ranks.size() == 1)
     return "There is one rank: nothing to compare it with, so nobody is accused.";
+  if (scan::are_strangers(study.trace, study.matches))
+    return "Nothing says that the files are of one job, so nobody is accused.";
   return "No rank, link, stage or host stands out.";
 }
 
