@@ -543,6 +543,14 @@ class Scan(Program):
         self.assertIn("<html", old.read_text()[:200])
         self.assertEqual(sorted(p.name for p in self.folder.iterdir()), ["job", "page.html"])
 
+    def test_outputs_replace_no_input(self):
+        paths = self.job_files()
+        before = self.folder.joinpath(paths[1]).read_bytes()
+        for inputs in (paths, ["job"], [str(self.folder)]):
+            for command, option in (("report", "--html"), ("convert", "-o")):
+                self.refused(command, *inputs, option, paths[1], says=["rank-1.mega.jsonl is the input", "name another file"])
+        self.assertEqual(self.folder.joinpath(paths[1]).read_bytes(), before)
+
     def test_a_full_device_and_a_closed_pipe(self):
         self.job_files()
         for arguments in (["report", "job"], ["report", "job", "--json"], ["align", "job"], ["what-if", "job"],

@@ -11,11 +11,9 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 namespace scan_tool {
 
@@ -30,21 +28,8 @@ struct ConvertArguments {
   std::string output;
 };
 
-/// @throws  Error(usage) where the output would replace a trace that is read
-void expect_no_input(const ConvertArguments& arguments) {
-  namespace fs = std::filesystem;
-  std::error_code unknown;  // as of a file that is not there yet
-  for (const std::string& path : arguments.inputs.paths) {
-    const bool same = fs::equivalent(path, arguments.output, unknown) && !unknown;
-    mega::expects(!same, mega::ErrorCode::usage, [&] {
-      return sentence("--output ", arguments.output, " is the input ", path,
-                      ", which it would replace; name another file");
-    });
-  }
-}
-
 void run(const ConvertArguments& arguments) {
-  expect_no_input(arguments);
+  arguments.inputs.expect_not_replaced("--output", arguments.output);
   const bool silent = mega::ckpt::ReplacedFile::is_standard_output(arguments.output);
   mega::ckpt::ReplacedFile file(arguments.output);
   const scan::Trace trace = arguments.inputs.read();

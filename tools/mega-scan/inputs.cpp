@@ -8,6 +8,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <system_error>
 
 namespace scan_tool {
 
@@ -56,6 +60,26 @@ scan::Trace Inputs::read() const {
   }
   finish(trace);
   return trace;
+}
+
+void Inputs::expect_not_replaced(std::string_view option, const std::string& output) const {
+  namespace fs = std::filesystem;
+  const auto expect_other = [&](const fs::path& input) {
+    std::error_code unknown;  // as of a file that is not there yet
+    const bool same = fs::equivalent(input, output, unknown) && !unknown;
+    expects(!same, ErrorCode::usage, [&] {
+      return sentence(option, " ", output, " is the input ", input.string(),
+                      ", which it would replace; name another file");
+    });
+  };
+  for (const std::string& path : paths) {
+    expect_other(path);
+    std::error_code unreadable;  // which reading it will tell
+    for (auto at = fs::recursive_directory_iterator(path, unreadable);
+         !unreadable && at != fs::recursive_directory_iterator(); at.increment(unreadable)) {
+      expect_other(at->path());
+    }
+  }
 }
 
 scan::Trace read_trace(const std::string& path) {

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace scan_tool {
@@ -18,6 +19,9 @@ struct Inputs {
   /// @throws mega::Error where a file cannot be read, is none that a dialect knows, or is not of
   /// the job that the others are of
   [[nodiscard]] mega::scan::Trace read() const;
+  /// @throws  Error(usage) where the output of an option would replace one of the files, given as
+  /// such or in a directory
+  void expect_not_replaced(std::string_view option, const std::string& output) const;
 };
 
 /// One file, directory or archive; as Inputs::read().

@@ -134,7 +134,10 @@ void print_text(const scan::Study& study) {
 
 void run(const ReportArguments& arguments) {
   std::optional<mega::ckpt::ReplacedFile> page;
-  if (!arguments.html.empty()) page.emplace(arguments.html);
+  if (!arguments.html.empty()) {
+    arguments.inputs.expect_not_replaced("--html", arguments.html);
+    page.emplace(arguments.html);
+  }
   const scan::Study study(arguments.inputs.read());
   if (page) {
     page->write(html_page(study));
