@@ -27,7 +27,7 @@ BUILD_PACKAGES=(g++:g++ cmake:cmake ninja-build:ninja)
 TRAIN_PACKAGES=("${BUILD_PACKAGES[@]}" libcli11-dev nlohmann-json3-dev libxxhash-dev libopenblas-dev)
 PROGRAM_PACKAGES=("${TRAIN_PACKAGES[@]}" libopenmpi-dev openmpi-bin:mpirun zlib1g-dev libprotozero-dev)
 TEST_PACKAGES=("${PROGRAM_PACKAGES[@]}" doctest-dev librange-v3-dev libbenchmark-dev python3:python3
-               clang-format-14:clang-format binutils:objdump)
+               clang-format-14:clang-format binutils:objdump procps:ps)
 
 # The demonstration: 8 ranks as threads, or one GPU, on the licence texts of this machine unless
 # --data is given, then a validation, a checkpoint and a sampled continuation. The user's arguments

@@ -95,22 +95,45 @@ elif [[ ! -f $PEER ]]; then
   die "PEER is $PEER, which is no file"
 fi
 
-# run WHO COMMAND...: adds the line that the command prints to the file WHO, and says what failed
+# kill_tree PID: with all that it has started, also what it has given sessions of their own
+kill_tree() {
+  local child
+  for child in $(pgrep -P "$1"); do kill_tree "$child"; done
+  kill -KILL "$1" 2>/dev/null
+}
+
+# run WHO COMMAND...: adds the line that the command prints to the file WHO, and says what failed.
+# Peers that wait for each other behind their line, as torch.distributed can for minutes, are ended.
 failures=0
 run() {
-  local who=$1 output status line
+  local who=$1 status line pid end said="" ended=""
   shift
   printf '$ %s\n' "$*" >>"$log"
-  output=$(timeout --kill-after=10 "$limit" "$@" 2>&1)
+  "$@" >"$work/output" 2>&1 &
+  pid=$! end=$((SECONDS + limit))
+  while [[ -z $ended ]] && kill -0 "$pid" 2>/dev/null; do
+    if [[ -z $said ]] && grep -q '^peer=' "$work/output"; then
+      said=yes
+      ((end > SECONDS + 10)) && end=$((SECONDS + 10))
+    fi
+    if ((SECONDS >= end)); then
+      kill_tree "$pid"
+      ended=${said:-late}
+    fi
+    sleep 0.2
+  done
+  wait "$pid" 2>/dev/null
   status=$?
-  printf '%s\n' "$output" >>"$log"
-  line=$(grep -m1 '^peer=' <<<"$output")
+  [[ $ended == late ]] && status=124
+  [[ $ended == yes ]] && status=0
+  cat "$work/output" >>"$log"
+  line=$(grep -m1 '^peer=' "$work/output")
   if [[ $status != 0 || -z $line ]]; then
     ((failures += 1))
-    if [[ $status == 124 || $status == 137 ]]; then
+    if [[ $status == 124 ]]; then
       echo "$who of $name was killed after $limit s" >&2
     else
-      echo "$who of $name failed with code $status: $(tail -1 <<<"$output")" >&2
+      echo "$who of $name failed with code $status: $(tail -1 "$work/output")" >&2
     fi
     return
   fi

@@ -41,6 +41,7 @@ import headline_tables  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PARTS = {1: "pipelines", 2: "layouts", 3: "a slow GPU", 4: "a killed process"}
+PEER_ENDS_WITHIN = 10  # seconds behind its line
 OURS = ("train", "processes", "resumed", "whole")  # purposes whose program has --dry-run
 
 
@@ -88,12 +89,13 @@ class Processes:
             return process
 
     def kill(self, process):
-        """And all that it has started."""
+        """And all that it has started, also what it has given sessions of their own."""
         if process.poll() is None:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            for pid in [process.pid, *processes_below(process.pid)]:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
             process.wait()
         with self.lock:
             self.running.discard(process)
@@ -192,9 +194,28 @@ class Running:
             write_whole(kept, own.read_text())
         if "peer" in self.commands:
             try:
-                self.call("peer")
+                self.call_peer()
             except (RowFailed, NotRun) as error:  # says nothing of ours
                 self.peer = str(error)
+
+    def call_peer(self):
+        """Until it has printed its line: some wait for each other for minutes before they end. @throws RowFailed"""
+        process = self.start("peer", self.commands["peer"])
+        while process.poll() is None and not self.peer_has_said() and time.monotonic() < self.end:
+            time.sleep(0.1)
+        if self.peer_has_said():
+            self.end = min(self.end, time.monotonic() + PEER_ENDS_WITHIN)
+        try:
+            code = self.wait("peer", process)
+        except RowFailed:
+            if not self.peer_has_said():
+                raise
+        else:
+            if code:
+                raise RowFailed("failed", f"peer: code {code}: {last_line(self.log('peer'))}")
+
+    def peer_has_said(self):
+        return bool(headline_tables.peer_line(self.log("peer").read_text(errors="replace")))
 
     def losses(self):
         self.call("train")
@@ -266,17 +287,36 @@ class Running:
         return started, lambda: {r: p.pid for r, p in enumerate(started) if p.poll() is None}
 
 
-def ranks_below(launcher):
-    """Process of each rank that mpirun has started and that has not ended."""
+def children():
+    """Processes by the one that has started them."""
     out = {}
     for folder in pathlib.Path("/proc").iterdir():
         try:
-            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) if folder.name.isdigit() else 0
-            if parent == launcher:
-                variables = dict(word.split("=", 1) for word in (folder / "environ").read_text().split("\0") if "=" in word)
-                if "OMPI_COMM_WORLD_RANK" in variables:
-                    out[int(variables["OMPI_COMM_WORLD_RANK"])] = int(folder.name)
+            if folder.name.isdigit():
+                out.setdefault(int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]), []).append(int(folder.name))
         except (OSError, IndexError, ValueError):
+            pass  # it has ended
+    return out
+
+
+def processes_below(pid):
+    tree, out, open_ = children(), [], [pid]
+    while open_:
+        found = tree.get(open_.pop(), [])
+        out += found
+        open_ += found
+    return out
+
+
+def ranks_below(launcher):
+    """Process of each rank that mpirun has started and that has not ended."""
+    out = {}
+    for pid in children().get(launcher, []):
+        try:
+            variables = dict(word.split("=", 1) for word in pathlib.Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in word)
+            if "OMPI_COMM_WORLD_RANK" in variables:
+                out[int(variables["OMPI_COMM_WORLD_RANK"])] = pid
+        except (OSError, ValueError):
             pass  # it has ended
     return out
 

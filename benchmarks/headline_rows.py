@@ -192,6 +192,7 @@ class Setup:
 TUNED = "tuned.txt"
 STEPS = "{steps}"  # of a run that goes on: known once it was killed
 SLOWED = 4  # times as long the slow rank of a rehearsal computes
+LEARNING_RATE = "3e-5"  # at 1e-3 models of billions diverge in their second step, and blow up what bf16 rounds
 DEADLINE = 20  # seconds that a rank waits for another, of part 4
 
 
@@ -222,7 +223,7 @@ def trainer(row, setup, layout, *flags, program=None):
     look = ["--slow-rank-interval=0"] if setup.backend == "host" else []
     return [setup.program(program), *sized(row, setup).flags(), *layout.flags(), *order, *precision, *look,
             *(["--balance-layers"] if row.balanced else []), f"--micro-batch-size={row.micro_batch}",
-            f"--global-batch-size={row.samples}", "--lr=1e-3", "--lr-warmup-iters=1", "--lr-decay-iters=100000", "--eval-iters=0",
+            f"--global-batch-size={row.samples}", f"--lr={'1e-3' if setup.tiny else LEARNING_RATE}", "--lr-warmup-iters=1", "--lr-decay-iters=100000", "--eval-iters=0",
             f"--data={setup.text}", *flags]
 
 

@@ -124,6 +124,39 @@ TEST_CASE("cuda: ten thousand spans come out in order, and the events of the poo
   CHECK(out_of_order == 0);
 }
 
+TEST_CASE("cuda: spans that share an event meet to the nanosecond, however far the anchor is") {
+  const Cuda device(0);
+  TraceCollector collector;
+  CudaRecorder recorder({}, collector.sink());
+  cuda::Stream stream;
+  busy<<<1, 1>>>(1);
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  recorder.begin_step(0);
+  // At two seconds CUDA's float milliseconds stand 122 ns apart.
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  {
+    const ScopedSpan outer(recorder, stream, SpanInfo{.name = "outer"});
+    for (int i = 0; i < 200; ++i) {
+      const ScopedSpan span(recorder, stream, SpanInfo{.name = "op", .microbatch = i});
+      busy<<<1, 1, 0, stream.native()>>>(1000);
+    }
+  }
+  stream.synchronize();
+  recorder.close();
+  const Trace& t = collector.trace();
+  REQUIRE(t.events.size() == 201);
+  int met = 0;
+  for (int i = 0; i + 1 < 200; ++i) {
+    const Event* const here = find(t, "op", i);
+    const Event* const next = find(t, "op", i + 1);
+    CHECK(next->begin > here->end - 1000);
+    met += next->begin == here->end ? 1 : 0;
+  }
+  // All but those between which the host paused.
+  CHECK(met >= 150);
+  CHECK(find(t, "outer")->end >= find(t, "op", 199)->end);
+}
+
 TEST_CASE("cuda: spans without room are counted") {
   const Cuda device(0);
   TraceCollector collector;

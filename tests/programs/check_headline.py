@@ -322,6 +322,48 @@ class StandIns(Folder):
         self.assertEqual((cells[6], cells[-1]), ("500", "2.5"))
         self.assertAlmostEqual(float(cells[8]), float(cells[7].replace(",", "")) / 500, delta=2e-3)
 
+    def test_a_peer_that_does_not_end_is_ended_behind_its_line(self):
+        peer = self.program("peer.py", "import subprocess, sys, time\n"
+                            "subprocess.Popen(['sleep', '291'], start_new_session=True)\n"
+                            "print('peer=torch model=m tokens_per_s=500 peak_gib=2.5', flush=True)\n"
+                            "time.sleep(292)\n")
+        begin = time.monotonic()
+        done, _, text = self.run_on_gpus("--parts", "1", "--only", "^speed-gpt3-1.3b-pp4-v1-m8-1f1b$", "--peer", peer, "--python",
+                                         self.program("launcher", "import os, sys\nos.execv(sys.argv[6], sys.argv[6:])\n"))
+        self.assertLess(time.monotonic() - begin, 60)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual([cell.strip() for cell in body(text, "Pipelines beside PyTorch")[0].strip("|").split("|")][6], "500")
+        left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+        self.assertEqual([line for line in left if line in ("sleep 291", str(peer))], [])
+
+
+class CompareGpu(Folder):
+    """benchmarks/compare_gpu.sh, with stand-ins for both programs."""
+
+    def compare(self, ours, peer, *flags):
+        env = {**os.environ, "GPU_STEP": self.program("ours", ours), "PEER": self.program("peer", peer), "PYTHON": sys.executable, "OUT": str(self.folder)}
+        return subprocess.run([BENCHMARKS / "compare_gpu.sh", *flags], capture_output=True, text=True, timeout=120, check=False, env=env)
+
+    def test_ratio_of_medians(self):
+        ours = ("import pathlib\nseen = pathlib.Path(__file__).with_name('seen')\nruns = len(seen.read_text()) if seen.exists() else 0\n"
+                "seen.write_text('x' * (runs + 1))\nprint(f'peer=mega a=b tokens_per_s={[900, 300, 600][runs]} peak_gib=1.5')\n")
+        done = self.compare(ours, "print('peer=torch a=b tokens_per_s=500 peak_gib=2.5')\n", "--repeats", "3", "gpt3-125m")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("| gpt3-125m | 500 | 600 | 1.200 |", done.stdout)
+
+    def test_what_hangs_is_ended(self):
+        says = "print('peer=who a=b tokens_per_s=500 peak_gib=2.5', flush=True)\n"
+        hangs = "import subprocess, time\nsubprocess.Popen(['sleep', '293'], start_new_session=True)\ntime.sleep(294)\n"
+        done = self.compare(says, says + hangs, "gpt3-125m")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("| gpt3-125m | 500 | 500 | 1.000 |", done.stdout)
+        done = self.compare("import sys\nsys.exit('broken')\n", hangs, "--limit", "2", "gpt3-125m")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("peer of gpt3-125m was killed after 2 s", done.stderr)
+        self.assertIn("ours of gpt3-125m failed with code 1: broken", done.stderr)
+        left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        self.assertNotIn("sleep 293", left)
+
 
 class Tables(unittest.TestCase):
     """The figures, against logs that say the numbers."""

@@ -78,6 +78,9 @@ struct HandOver {
 /// What ran on a pipeline, on one clock. Records stand in any order.
 struct PipelineRecord {
   int p = 0;
+  /// What the clock of a rank cannot tell: by so much its actions may overlap, reach out of their
+  /// iteration, or iterations begin before the one ahead has ended.
+  std::int64_t resolution_ns = 0;
   std::vector<IterationRecord> iterations;  ///< one for each rank and iteration
   std::vector<ComputeRecord> compute;
   std::vector<TransferRecord> transfers;  ///< empty where they are not known
@@ -289,13 +292,15 @@ class Measurement {
     }
     for (std::size_t k = 0; k < iterations_.size(); ++k) {
       const IterationRecord& i = *iterations_[k];
-      expects(i.begin_ns < i.end_ns && (k < p || iterations_[k - p]->end_ns <= i.begin_ns),
+      expects(i.begin_ns < i.end_ns &&
+                  (k < p || iterations_[k - p]->end_ns - record_.resolution_ns <= i.begin_ns),
               ErrorCode::bad_input, [&] {
                 return sentence("iteration ", i.iteration, " of rank ", i.rank, " lasts from ",
                                 i.begin_ns, " to ", i.end_ns,
                                 " ns; it must last, and begin after the one before has ended");
               });
-      expects(!i.reduce_ns || (i.begin_ns <= *i.reduce_ns && *i.reduce_ns <= i.end_ns),
+      expects(!i.reduce_ns || (i.begin_ns - record_.resolution_ns <= *i.reduce_ns &&
+                               *i.reduce_ns <= i.end_ns + record_.resolution_ns),
               ErrorCode::bad_input, [&] {
                 return sentence("rank ", i.rank, " is ready to reduce at ", *i.reduce_ns,
                                 " ns, outside iteration ", i.iteration);
@@ -343,10 +348,13 @@ class Measurement {
     for (const Entry& entry : by_time_) {
       const ComputeRecord& c = *entry.record;
       const IterationRecord& i = iteration(std::get<0>(entry.key), c.rank);
-      expects(i.begin_ns <= c.start_ns && c.end_ns <= i.end_ns, ErrorCode::bad_input, [&] {
-        return sentence("rank ", c.rank, " runs the ", to_string(c.action), " from ", c.start_ns,
-                        " to ", c.end_ns, " ns, outside iteration ", c.iteration);
-      });
+      expects(i.begin_ns - record_.resolution_ns <= c.start_ns &&
+                  c.end_ns <= i.end_ns + record_.resolution_ns,
+              ErrorCode::bad_input, [&] {
+                return sentence("rank ", c.rank, " runs the ", to_string(c.action), " from ",
+                                c.start_ns, " to ", c.end_ns, " ns, outside iteration ",
+                                c.iteration);
+              });
       const bool same_list =
           before != nullptr && before->rank == c.rank && before->iteration == c.iteration;
       const auto fused = [&] {
@@ -354,11 +362,12 @@ class Measurement {
                (before->action.kind == ActionKind::forward) !=
                    (c.action.kind == ActionKind::forward);
       };
-      expects(!same_list || before->end_ns <= c.start_ns || fused(), ErrorCode::bad_input, [&] {
-        return sentence("rank ", c.rank, " runs the ", to_string(c.action), " from ", c.start_ns,
-                        " ns in iteration ", c.iteration, ", before its ",
-                        to_string(before->action), " ends at ", before->end_ns, " ns");
-      });
+      expects(!same_list || before->end_ns - record_.resolution_ns <= c.start_ns || fused(),
+              ErrorCode::bad_input, [&] {
+                return sentence("rank ", c.rank, " runs the ", to_string(c.action), " from ",
+                                c.start_ns, " ns in iteration ", c.iteration, ", before its ",
+                                to_string(before->action), " ends at ", before->end_ns, " ns");
+              });
       before = &c;
     }
   }

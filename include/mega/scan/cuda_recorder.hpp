@@ -88,6 +88,9 @@ struct CapturedGraph {
 struct TimePoint {
   cudaEvent_t event = nullptr;
   std::atomic<int> holders{0};
+  /// When it was, once a span that holds it was drained: the same for all of them, though CUDA
+  /// gives distances that are rounded.
+  std::optional<Nanoseconds> at;
 };
 
 /// A stream at one moment. Equal uses mean that nothing was queued in between; see
@@ -290,6 +293,7 @@ class CudaRecording final : public Recording {
       spare_.pop_back();
     }
     point->holders.store(1, std::memory_order_relaxed);
+    point->at.reset();
     return point;
   }
   /// @pre  on the rank's thread
@@ -468,13 +472,19 @@ class CudaRecording final : public Recording {
     ns = std::llround(static_cast<double>(ms) * 1e6);
     return true;
   }
-  [[nodiscard]] bool times_of(Record& record, cudaEvent_t begin, cudaEvent_t end) const noexcept {
-    Nanoseconds offset = 0, duration = 0;
-    if (anchor_.point == nullptr || !elapsed(anchor_.point->event, begin, offset) ||
-        !elapsed(begin, end, duration))
-      return false;
-    record.begin = anchor_.clock.clock_ns + scaled(offset);
-    record.end = record.begin + std::max<Nanoseconds>(scaled(duration), 0);
+  /// From the anchor, which is far, rounded more.
+  [[nodiscard]] std::optional<Nanoseconds> time_of(cudaEvent_t event) const noexcept {
+    Nanoseconds offset = 0;
+    if (anchor_.point == nullptr || !elapsed(anchor_.point->event, event, offset)) return {};
+    return anchor_.clock.clock_ns + scaled(offset);
+  }
+  [[nodiscard]] bool times_of(Record& record, TimePoint& begin, TimePoint& end) const noexcept {
+    Nanoseconds duration = 0;
+    if (!begin.at) begin.at = time_of(begin.event);
+    if (!begin.at || (!end.at && !elapsed(begin.event, end.event, duration))) return false;
+    if (!end.at) end.at = *begin.at + scaled(duration);
+    record.begin = *begin.at;
+    record.end = std::max(*end.at, record.begin);
     return true;
   }
 
@@ -489,7 +499,7 @@ class CudaRecording final : public Recording {
     }
     if (!pending.kept) return;
     Record record = pending.record;
-    if (!times_of(record, pending.begin->event, pending.end->event)) return add(host_dropped_);
+    if (!times_of(record, *pending.begin, *pending.end)) return add(host_dropped_);
     keep(record);
   }
 
@@ -503,7 +513,8 @@ class CudaRecording final : public Recording {
     for (const CapturedGraph::Span& span : graph->spans) {
       Record record = span.record;
       record.step = pending.record.step;
-      if (times_of(record, span.begin, span.end)) records.push_back(record);
+      TimePoint begin{.event = span.begin}, end{.event = span.end};
+      if (times_of(record, begin, end)) records.push_back(record);
     }
     // A launch in the meantime has written, or may have, what was read.
     std::atomic_thread_fence(std::memory_order_acquire);

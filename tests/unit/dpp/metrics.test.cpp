@@ -428,6 +428,12 @@ TEST_CASE("dpp: a record that is not one whole run is refused") {
   CHECK(contains(changed([](auto& r) { r.compute[3].start_ns = 29; }),
                  "rank 1 runs the backward of chunk 0, micro-batch 0 from 29 ns in iteration 5, "
                  "before its forward of chunk 0, micro-batch 0 ends at 30 ns"));
+  // Where the clock cannot tell 2 ns, an overlap of 3 is one.
+  CHECK(contains(changed([](auto& r) {
+                   r.resolution_ns = 2;
+                   r.compute[3].start_ns = 27;
+                 }),
+                 "from 27 ns in iteration 5, before its forward"));
   CHECK(contains(changed([](auto& r) { r.compute[0].action.kind = send_forward; }),
                  "no compute action"));
   CHECK(contains(changed([](auto& r) { r.compute[0].action.chunk = -1; }), "no compute action"));

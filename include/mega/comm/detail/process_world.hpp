@@ -391,6 +391,7 @@ class ProcessWorld {
         }
       });
     for (std::thread& thread : threads) thread.join();
+    threads.clear();
     {
       std::lock_guard lock(mutex_);
       threads.swap(aborting_);
