@@ -93,6 +93,12 @@ def peer(folder):
     return {"peer_tokens_per_s": number(line, "tokens_per_s"), "peer_bytes": gib and gib * 2**30}
 
 
+def gradients(ranks):
+    """mega-plan writes null for a ratio that is not known."""
+    known = [r["gradient_ratio"] for r in ranks if r["gradient_ratio"] is not None]
+    return statistics.fmean(known) if known else None
+
+
 def windows(folder):
     """From mega-plan metrics. The bubble leaves out what comes after the last rank's last compute, which is the optimizer."""
     got = json_of(folder / "metrics.json")
@@ -106,7 +112,7 @@ def windows(folder):
     until_last = got["iteration_ms"] - min(r["reduce_window_ms"] for r in ranks)
     transfers = got["transfers"] or {}
     steps = len(got["iterations"])
-    return {"sending": mean(sends) if sends else None, "reduce": mean(r["reduce_ratio"] for r in ranks), "covered": transfers.get("coverage"),
+    return {"sending": mean(sends) if sends else None, "gradients": gradients(ranks), "covered": transfers.get("coverage"),
             "exposed_ms": transfers["exposed_ms"] / steps if transfers else None, "bubble": 1 - compute / until_last,
             "activations": max(r["peak_activations"] for r in ranks)}
 
@@ -199,7 +205,7 @@ GIB = 1 / 2**30
 
 
 def line_of_windows(row, got, context):
-    return [row.model.name, row.order.chunks, row.micro_batches(), row.order.title, shown(got.get("sending"), 3), shown(got.get("reduce"), 3),
+    return [row.model.name, row.order.chunks, row.micro_batches(), row.order.title, shown(got.get("sending"), 3), shown(got.get("gradients"), 3),
             shown(got.get("covered"), 0, 100), shown(got.get("exposed_ms"), 2), pair(got.get("bubble"), got.get("predicted"), 1, 100),
             shown(got.get("step_ms"), 1), shown(got.get("tokens_per_s")), got.get("activations", "-"),
             pair(got.get("planned"), got.get("measured"), 2, GIB), off_by(got, context.reference(row))]
@@ -257,8 +263,9 @@ TABLES = [
           "losses off by at most", "tolerance"], line_of_killed),
 ]
 NOTES = {
-    (1, "windows"): "`mega-plan metrics` over the steps from the third on. Sending ratio and all-reduce window as MegatronApp defines them, means over pairs "
-                    "of ranks and over ranks; covered: of the time in which messages were under way, the part in which their receiver computed. "
+    (1, "windows"): "`mega-plan metrics` over the steps from the third on. Sending ratio as MegatronApp defines it, mean over pairs of ranks. "
+                    "All-reduce window: (step end - first chunk's gradients complete) / step, mean over ranks. "
+                    "Covered: of the time in which messages were under way, the part in which their receiver computed. "
                     "Bubble measured: 1 - mean compute / time until the last rank's last compute; predicted: of the same order where forward, input and "
                     "weight gradient take equally long and messages no time. Peak activations are of a chunk, on the fullest rank. The vocabulary is "
                     "that of bytes, 257.",

@@ -374,15 +374,15 @@ class Tables(unittest.TestCase):
 
     def test_windows_and_bubble(self):
         # Two ranks compute 60 and 40 ms of an iteration of 110 ms, whose last 10 ms come after all compute.
-        ranks = [{"iteration_ms": 110, "compute_ratio": 60 / 110, "reduce_window_ms": 10, "reduce_ratio": 10 / 110, "peak_activations": 2},
-                 {"iteration_ms": 110, "compute_ratio": 40 / 110, "reduce_window_ms": 32, "reduce_ratio": 32 / 110, "peak_activations": 1}]
+        ranks = [{"iteration_ms": 110, "compute_ratio": 60 / 110, "reduce_window_ms": 10, "gradient_ratio": 50 / 110, "peak_activations": 2},
+                 {"iteration_ms": 110, "compute_ratio": 40 / 110, "reduce_window_ms": 32, "gradient_ratio": 70 / 110, "peak_activations": 1}]
         (self.folder / "metrics.json").write_text(json.dumps(
             {"iterations": [3, 4], "iteration_ms": 110, "per_rank": ranks, "transfers": {"total_ms": 8, "exposed_ms": 6, "coverage": 0.25},
              "send_windows": [{"ratio": 0.2}, {"ratio": 0.6}, {"ratio": None}]}))
         got = headline_tables.windows(self.folder)
         self.assertAlmostEqual(got["bubble"], 0.5)
         self.assertAlmostEqual(got["sending"], 0.4)
-        self.assertAlmostEqual(got["reduce"], 21 / 110)
+        self.assertAlmostEqual(got["gradients"], 60 / 110)
         self.assertAlmostEqual(got["exposed_ms"], 3)
         self.assertEqual((got["covered"], got["activations"]), (0.25, 2))
 

@@ -94,6 +94,8 @@ void print_json(const TraceFile& trace, const Extents& extents, const dpp::Pipel
                                {"compute_ratio", r.compute_ratio},
                                {"reduce_window_ms", r.reduce_window_ns / ns_per_ms},
                                {"reduce_ratio", r.reduce_ratio},
+                               {"gradient_window_ms", r.gradient_window_ns / ns_per_ms},
+                               {"gradient_ratio", r.gradient_ratio},
                                {"peak_activations", r.peak_live}});
     if (metrics.transfer_ns) rank["incoming"] = json_of(r.incoming_ns);
   }
@@ -129,14 +131,17 @@ void print_text(const std::string& file, const TraceFile& trace, const Extents& 
               metrics.iterations.front(), metrics.iterations.back(),
               fixed(metrics.iteration_ns / ns_per_ms, 2).c_str());
 
-  std::printf("rank  compute ms   ratio   reduce ms   ratio   peak activations");
+  std::printf(
+      "rank  compute ms   ratio   reduce ms   ratio  gradient ms   ratio   peak activations");
   std::puts(metrics.transfer_ns ? "   incoming ms  exposed ms  coverage" : "");
   for (std::size_t rank = 0; rank < metrics.ranks.size(); ++rank) {
     const dpp::RankMetrics& r = metrics.ranks[rank];
-    std::printf("%4zu  %10s  %6s  %10s  %6s  %17d", rank,
+    std::printf("%4zu  %10s  %6s  %10s  %6s  %11s  %6s  %17d", rank,
                 shown(r.compute_window_ns / ns_per_ms, 3).c_str(),
                 shown(r.compute_ratio, 4).c_str(), shown(r.reduce_window_ns / ns_per_ms, 3).c_str(),
-                shown(r.reduce_ratio, 4).c_str(), r.peak_live);
+                shown(r.reduce_ratio, 4).c_str(),
+                shown(r.gradient_window_ns / ns_per_ms, 3).c_str(),
+                shown(r.gradient_ratio, 4).c_str(), r.peak_live);
     if (metrics.transfer_ns) {
       std::printf("  %12s  %10s  %8s", fixed(r.incoming_ns.total / ns_per_ms, 3).c_str(),
                   fixed(r.incoming_ns.exposed() / ns_per_ms, 3).c_str(),

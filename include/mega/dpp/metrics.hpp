@@ -10,15 +10,20 @@
 /// - reduce window of a rank: mean of (end of the iteration - when its last compute action was
 ///   done): gradient reduction, optimizer and waiting for both
 /// - reduce ratio: geometric mean over iterations of (the same / iteration)
+/// - gradient window of a rank: mean of (end of the iteration - when the first of its chunks had
+/// its
+///   last weight gradient): what a reduction of that chunk has without keeping the step waiting
+/// - gradient ratio: geometric mean over iterations of (the same / iteration)
 /// - coverage: of the time in which messages are under way to a rank, the part in which it
 ///   computes, at most 1; the rest is exposed
 ///
 /// Source: OpenSQZ/MegatronApp, profiling/process_*.py. Kept from there: all send ratios divide by
 /// the last rank's iteration, whatever the pair; the last stage sends no activation and the first
 /// no gradient, so pairs that wrap round the ranks average fewer messages; the first iteration,
-/// which is set-up, is for the caller to skip. Not kept: constant iteration times in the ratio of
-/// backward sends; the k-th begin matched with the k-th end, which pairs wrong ones where an event
-/// is missing. Such a record is refused.
+/// which is set-up, is for the caller to skip. Gradient windows are ours: where all chunks are
+/// reduced behind the last, as there, reduce windows are the same for every order. Not kept:
+/// constant iteration times in the ratio of backward sends; the k-th begin matched with the k-th
+/// end, which pairs wrong ones where an event is missing. Such a record is refused.
 #pragma once
 #include <mega/core/error.hpp>
 #include <mega/dpp/action.hpp>
@@ -30,6 +35,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -143,6 +149,8 @@ struct RankMetrics {
   double compute_ratio = 0;
   double reduce_window_ns = 0;
   double reduce_ratio = 0;
+  double gradient_window_ns = 0;  ///< NaN where an iteration has no weight gradients
+  double gradient_ratio = 0;
   int peak_live = 0;         ///< activations of a chunk: forward done, weight gradient not
   TransferTime incoming_ns;  ///< of all measured iterations
 };
@@ -390,8 +398,8 @@ class Measurement {
 
   [[nodiscard]] RankMetrics of_rank(int rank) const {
     RankMetrics metrics;
-    std::vector<double> compute_ratios, reduce_ratios;
-    double durations = 0, waits = 0;
+    std::vector<double> compute_ratios, reduce_ratios, gradient_ratios;
+    double durations = 0, waits = 0, gradients = 0;
     std::size_t actions = 0;
     for (int k = skipped_; k < positions(); ++k) {
       const IterationRecord& i = iteration(k, rank);
@@ -414,6 +422,9 @@ class Measurement {
                                       : std::numeric_limits<double>::quiet_NaN();
       waits += wait;
       reduce_ratios.push_back(wait / length);
+      const double gradient = gradient_window(k, rank);
+      gradients += gradient;
+      gradient_ratios.push_back(gradient / length);
       metrics.iteration_ns += length;
       metrics.peak_live = std::max(metrics.peak_live, peak_live(k, rank));
     }
@@ -423,7 +434,22 @@ class Measurement {
     metrics.compute_ratio = geometric_mean(compute_ratios);
     metrics.reduce_window_ns = waits / count;
     metrics.reduce_ratio = geometric_mean(reduce_ratios);
+    metrics.gradient_window_ns = gradients / count;
+    metrics.gradient_ratio = geometric_mean(gradient_ratios);
     return metrics;
+  }
+
+  [[nodiscard]] double gradient_window(int position, int rank) const {
+    std::map<int, std::int64_t> complete;  // by chunk
+    each_action(position, rank, [&](const ComputeRecord& c) {
+      if (!gives_weight_gradient(c.action.kind)) return;
+      const auto [chunk, fresh] = complete.try_emplace(c.action.chunk, c.end_ns);
+      chunk->second = std::max(chunk->second, c.end_ns);
+    });
+    std::optional<std::int64_t> first;
+    for (const auto& [chunk, end] : complete) first = std::min(first.value_or(end), end);
+    return first ? static_cast<double>(iteration(position, rank).end_ns - *first)
+                 : std::numeric_limits<double>::quiet_NaN();
   }
 
   /// The forward of a fused pair fills its activation while the backward still holds its own.

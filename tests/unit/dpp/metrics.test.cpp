@@ -377,6 +377,36 @@ TEST_CASE("dpp: what is not known is NaN, and the rest stands") {
   CHECK(metrics.sends[1].ratio == near(10 / 90.0));
 }
 
+TEST_CASE("dpp: a gradient window begins when the first chunk has its last weight gradient") {
+  PipelineRecord record;
+  record.p = 1;
+  record.iterations = {{0, 0, 0, 100, {}}, {0, 1, 100, 300, {}}};
+  const auto add = [&](int iteration, std::int64_t end, ActionKind kind, int chunk,
+                       int microbatch) {
+    record.compute.push_back({0, iteration, make_action(kind, chunk, microbatch), end - 5, end});
+  };
+  for (const int iteration : {0, 1}) {
+    int end = 100 * iteration;
+    for (const int microbatch : {0, 1})
+      for (const int chunk : {0, 1}) add(iteration, end += 5, forward, chunk, microbatch);
+    add(iteration, 100 * iteration + 30, backward_input, 1, 0);
+    add(iteration, 100 * iteration + 40, backward, 1, 1);
+    // Not complete before its postponed half.
+    add(iteration, 100 * iteration + 60 + 20 * iteration, backward_weight, 1, 0);
+    add(iteration, 100 * iteration + 87, backward, 0, 0);
+    add(iteration, 100 * iteration + 95, backward, 0, 1);
+  }
+  const RankMetrics metrics = measure(record).ranks[0];
+  CHECK(metrics.gradient_window_ns == near((40 + 120) / 2.0));
+  CHECK(metrics.gradient_ratio == near(std::sqrt(0.4 * 0.6)));
+  // One iteration that only runs forward.
+  std::erase_if(record.compute,
+                [](const auto& c) { return c.iteration == 0 && c.action.kind != forward; });
+  CHECK(is_unknown(measure(record).ranks[0].gradient_window_ns));
+  CHECK(is_unknown(measure(record).ranks[0].gradient_ratio));
+  CHECK(measure(record, 1).ranks[0].gradient_window_ns == 120);
+}
+
 TEST_CASE("dpp: an activation lives until its weight gradient") {
   PipelineRecord record;
   record.p = 1;

@@ -103,6 +103,7 @@ TEST_CASE("dpp: a recording of two ranks becomes windows, transfers and hand-ove
   CHECK(m.ranks[1].compute_ratio == doctest::Approx((14 + 20) / 100.0));  // the loss is forward
   CHECK(m.ranks[0].reduce_window_ns == 10'000);
   CHECK(m.ranks[1].reduce_window_ns == 44'000);
+  CHECK(m.ranks[1].gradient_window_ns == 44'000);
   // The receiver that waits has it from 10 to 16; one that comes late, from when it was sent.
   CHECK(m.ranks[1].incoming_ns.total == 6'000);
   CHECK(m.ranks[0].incoming_ns.total == 3'000);
