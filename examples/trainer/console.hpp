@@ -9,12 +9,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <string>
 
 namespace trainer {
@@ -30,6 +28,7 @@ struct StepReport {
   std::int64_t tokens = 0;        ///< of the step, over all ranks
   std::size_t memory_bytes = 0;   ///< that the run has taken, as its backend counts them
   std::size_t planned_bytes = 0;  ///< that it was to take; 0: nothing was planned
+  std::string dial;               ///< where it stood in the step, as JSON; empty: not told
   std::string decision;           ///< on the order, as JSON; empty: none
 
   [[nodiscard]] double tokens_per_s() const noexcept {
@@ -58,15 +57,15 @@ struct StepReport {
 /// Speaks for rank 0; on other ranks it says nothing.
 class Console {
  public:
-  Console(const Config& config, bool speaks)
+  /// @param log  of its steps; null where they are not kept
+  Console(const Config& config, bool speaks, LogFile* log)
       : level_(speaks ? config.log_level : LogLevel::quiet),
         interval_(config.log_interval),
-        terminal_(isatty(STDERR_FILENO) == 1) {
-    if (!speaks || config.log_json.empty()) return;
+        terminal_(isatty(STDERR_FILENO) == 1),
+        log_(log) {
+    if (log_ == nullptr) return;
     const bool resumed = !config.load_dir.empty();
-    const std::string mended = resumed ? end_with_whole_record(config.log_json) : std::string();
-    json_ = open_log(config.log_json, resumed);
-    if (!mended.empty()) say(mended);
+    if (const std::string mended = log_->begin(resumed); !mended.empty()) say(mended);
   }
 
   void say(const std::string& text) { print(LogLevel::info, text); }
@@ -124,7 +123,7 @@ class Console {
   }
 
   void write_json(const StepReport& r) {
-    if (!json_) return;
+    if (log_ == nullptr) return;
     char loss[40], norm[40];
     // 17 digits bring a double back bit for bit; JSON has no word for what is not finite.
     std::snprintf(loss, sizeof loss, std::isfinite(r.result.loss) ? "%.17g" : "null",
@@ -133,29 +132,30 @@ class Console {
                   r.result.gradient_norm);
     const std::string planned =
         r.planned_bytes > 0 ? mega::sentence("\"planned_bytes\": ", r.planned_bytes, ", ") : "";
+    const std::string dial = r.dial.empty() ? "" : mega::sentence(", \"dial\": ", r.dial);
     const std::string decision =
         r.decision.empty() ? "" : mega::sentence(", \"decision\": ", r.decision);
     char scale[64] = "";
     if (r.scales_loss)
       std::snprintf(scale, sizeof scale, "\"loss_scale\": %.17g, ", r.result.loss_scale);
-    std::fprintf(json_.get(),
-                 "{\"step\": %lld, \"loss\": %s, \"lr\": %.17g, \"grad_norm\": %s, \"tokens\": "
-                 "%lld, \"tokens_per_s\": %.6g, "
-                 "\"seconds\": %.6g, \"peak_bytes\": %zu, %s%s\"skipped\": %s%s}\n",
-                 static_cast<long long>(r.step), loss, r.learning_rate, norm,
-                 static_cast<long long>(r.tokens), r.tokens_per_s(), r.seconds, r.memory_bytes,
-                 planned.c_str(), scale, r.result.skipped ? "true" : "false", decision.c_str());
-    mega::expects(std::fflush(json_.get()) == 0, mega::ErrorCode::not_durable, [&] {
-      return mega::sentence("--log-json: step ", r.step,
-                            " could not be written: ", std::strerror(errno));
-    });
+    char line[512];
+    const int length = std::snprintf(
+        line, sizeof line,
+        "{\"step\": %lld, \"loss\": %s, \"lr\": %.17g, \"grad_norm\": %s, \"tokens\": %lld, "
+        "\"tokens_per_s\": %.6g, \"seconds\": %.6g, \"peak_bytes\": %zu, ",
+        static_cast<long long>(r.step), loss, r.learning_rate, norm,
+        static_cast<long long>(r.tokens), r.tokens_per_s(), r.seconds, r.memory_bytes);
+    std::string record(line, static_cast<std::size_t>(length));
+    record += planned + scale + "\"skipped\": " + (r.result.skipped ? "true" : "false");
+    record += dial + decision;
+    log_->write(record + "}\n", mega::sentence("step ", r.step));
   }
 
   LogLevel level_;
   std::int64_t interval_;
   bool terminal_;
   bool drawn_ = false;
-  OpenFile json_;
+  LogFile* log_;
 };
 
 }  // namespace trainer

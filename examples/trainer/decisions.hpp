@@ -17,6 +17,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <istream>
 #include <limits>
 #include <memory>
 #include <string>
@@ -33,6 +34,8 @@ struct DecidedPipeline {
   int vpp = 1;
   int micro_batches = 1;
   bool on_v = false;  ///< of --schedule auto: where the stages stand
+  int memory_cap =
+      0;  ///< the same: activations of the fullest rank; 0: as the order it begins with
 
   [[nodiscard]] const char* placement() const noexcept { return on_v ? "v" : "loop"; }
 };
@@ -41,6 +44,14 @@ struct DecidedPipeline {
 [[nodiscard]] inline nlohmann::json decision_head(const char* schedule, const DecidedPipeline& of) {
   return {
       {"schedule", schedule}, {"pp", of.pp}, {"vpp", of.vpp}, {"micro_batches", of.micro_batches}};
+}
+
+/// Where the dial of --schedule adaptive stands: the value of a log's key "dial", in the line of
+/// the first step of each run, and a part of its checkpoints.
+[[nodiscard]] inline nlohmann::json dial_of(int group_size, const DecidedPipeline& of) {
+  nlohmann::json out = decision_head("adaptive", of);
+  out["group_size"] = group_size;
+  return out;
 }
 
 /// The value of a log's key "decision", in the line of the step behind which the dial moved.
@@ -73,6 +84,7 @@ struct DecidedPipeline {
                                                 const DecidedPipeline& of) {
   nlohmann::json out = decision_head("auto", of);
   out["placement"] = of.placement();
+  out["memory_cap"] = of.memory_cap;
   out.update(figures_of(order));
   return out;
 }
@@ -130,6 +142,8 @@ namespace detail {
 /// A log of --log-json that is to be repeated, line by line. All that is refused is refused in one
 /// sentence with the file, the line, what stands there and what this run has.
 class DecisionLog {
+  static constexpr std::int64_t most_steps = 1'000'000'000'000'000;
+
  public:
   using Json = nlohmann::json;
 
@@ -137,9 +151,11 @@ class DecisionLog {
   DecisionLog(const std::string& path, Schedule schedule, const DecidedPipeline& run)
       : path_(path), adaptive_(schedule == Schedule::adaptive), run_(run) {}
 
-  /// Calls use(step, decision) for each decision, with the number of its step counted from 1.
-  template <class Use>
-  void for_each_decision(const Use& use) {
+  /// Calls begin(step, value) in the line of the first step of each run that the log is of, and
+  /// decide(step, decision) for each decision; steps are counted from 1. Runs follow each other,
+  /// and one that was resumed may do steps again: what was decided behind them counts no more.
+  template <class Begin, class Decide>
+  void read(const Begin& begin, const Decide& decide) {
     std::error_code unknown;
     std::ifstream in(path_);
     mega::expects(in.good() && !std::filesystem::is_directory(path_, unknown),
@@ -147,20 +163,28 @@ class DecisionLog {
                     return mega::sentence("--replay-decisions: cannot read '", path_,
                                           "': ", std::strerror(in.good() ? EISDIR : errno));
                   });
-    std::string text;
-    for (line_ = 1; std::getline(in, text); ++line_) {
-      const Json record = parsed(text, in.eof());
-      const auto step = whole(record, "step", 1, std::numeric_limits<std::int64_t>::max());
+    const char* const head = adaptive_ ? "dial" : "decision";
+    for (line_ = 1; next_line(in); ++line_) {
+      const Json record = parsed(text_, in.eof());
+      const auto step = whole(record, "step", 1, most_steps);
+      const auto first = record.find(head), decision = record.find("decision");
+      if (decision != record.end()) check_head("decision", *decision);
+      if (first != record.end()) {
+        check_head(head, *first);
+        if (steps_ > 0 && step > last_step_ + 1) throw lost(step);
+        begin(step, *first);
+      } else if (steps_ == 0) {
+        throw fault(mega::sentence("has no \"", head, "\", with which a log of --schedule ",
+                                   adaptive_ ? "adaptive" : "auto", " begins"));
+      } else if (step != last_step_ + 1) {
+        throw lost(step);
+      }
+      if (decision != record.end()) decide(step, *decision);
+      last_step_ = step;
       ++steps_;
-      const auto decision = record.find("decision");
-      if (decision == record.end()) continue;
-      check_head(*decision);
-      use(step, *decision);
     }
     if (steps_ == 0) throw wrong("it holds no step");
   }
-
-  [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }
 
   [[nodiscard]] mega::Error fault(const std::string& why) const {
     return wrong(mega::sentence("line ", line_, " ", why));
@@ -204,6 +228,24 @@ class DecisionLog {
   }
 
  private:
+  /// Whether there is one.
+  bool next_line(std::istream& in) {
+    constexpr std::size_t most = std::size_t{1} << 20;  // no record is as long
+    text_.clear();
+    for (int c = in.get(); c != std::istream::traits_type::eof(); c = in.get()) {
+      if (c == '\n') return true;
+      if (text_.size() == most)
+        throw fault(mega::sentence("is longer than ", most, " bytes, so it is no step of a log"));
+      text_ += static_cast<char>(c);
+    }
+    return !text_.empty();
+  }
+
+  [[nodiscard]] mega::Error lost(std::int64_t step) const {
+    return fault(mega::sentence("is step ", step, " behind step ", last_step_,
+                                "; lines are missing, or not in their order"));
+  }
+
   [[nodiscard]] Json parsed(const std::string& line, bool last) const {
     Json record = Json::parse(line, nullptr, false);
     if (!record.is_discarded() && record.is_object()) return record;
@@ -214,8 +256,9 @@ class DecisionLog {
     throw fault("is no step of a log that --log-json wrote");
   }
 
-  void check_head(const Json& decision) const {
-    if (!decision.is_object()) throw fault("has a \"decision\" that is no object");
+  void check_head(const char* key_of_head, const Json& decision) const {
+    if (!decision.is_object())
+      throw fault(mega::sentence("has a \"", key_of_head, "\" that is no object"));
     const std::string schedule = text(decision, "schedule");
     if (schedule != "adaptive" && schedule != "auto")
       throw fault(mega::sentence("is a decision of --schedule ", shown(decision, "schedule"),
@@ -226,7 +269,6 @@ class DecisionLog {
                                  adaptive_ ? "adaptive" : "auto"));
     constexpr auto most = std::numeric_limits<int>::max();
     const auto same = [&](const char* key, int own, const std::string& ours) {
-      if (!decision.contains(key)) return;  // of a log that says less
       if (whole(decision, key, 1, most) != own)
         throw fault(
             mega::sentence("was decided with ", shown(decision, key), ", but this run has ", ours));
@@ -240,18 +282,23 @@ class DecisionLog {
   std::string path_;
   bool adaptive_;
   DecidedPipeline run_;
+  std::string text_;
   std::int64_t line_ = 0;
-  std::int64_t steps_ = 0;
+  std::int64_t steps_ = 0, last_step_ = 0;
 };
 
 }  // namespace detail
 
-/// The dial's moves that a log of --schedule adaptive holds.
-/// @param sizes  of groups that this run's dial has
+/// What a log of --schedule adaptive says of its dial.
+struct RecordedDial {
+  std::int64_t first_step = 1;             ///< that it tells of, counted from 1
+  std::vector<mega::dpp::DialMove> moves;  ///< each from where the one before has left the dial
+};
+
+/// @param sizes  of groups that this run's dial has; it begins with the first
 /// @throws  Error(bad_input) with the line
-[[nodiscard]] inline std::vector<mega::dpp::DialMove> read_moves(const std::string& path,
-                                                                 const DecidedPipeline& run,
-                                                                 const std::vector<int>& sizes) {
+[[nodiscard]] inline RecordedDial read_dial(const std::string& path, const DecidedPipeline& run,
+                                            const std::vector<int>& sizes) {
   detail::DecisionLog log(path, Schedule::adaptive, run);
   const auto size = [&](const nlohmann::json& decision, const char* key) {
     const auto given = log.whole(decision, key, 1, std::numeric_limits<int>::max());
@@ -270,55 +317,118 @@ class DecisionLog {
     throw log.fault(mega::sentence("has ", detail::DecisionLog::shown(decision, "reason"),
                                    "; valid are links, memory and no gain"));
   };
-  std::vector<mega::dpp::DialMove> moves;
-  log.for_each_decision([&](std::int64_t step, const nlohmann::json& decision) {
+  RecordedDial out;
+  std::vector<mega::dpp::DialMove>& moves = out.moves;
+  const auto stands_at = [&] { return moves.empty() ? sizes.front() : moves.back().to; };
+  bool begun = false;
+  const auto begin = [&](std::int64_t step, const nlohmann::json& dial) {
+    const int given = size(dial, "group_size");
+    while (!moves.empty() && moves.back().step >= step - 1) moves.pop_back();
+    if (!std::exchange(begun, true)) {
+      out.first_step = step;
+      // What came before has left it there.
+      if (step > 1 && given != sizes.front()) moves.push_back({step - 2, sizes.front(), given});
+    }
+    if (given != stands_at())
+      throw log.fault(mega::sentence("goes on with groups of ", given,
+                                     " micro-batches, but the dial stood at ", stands_at()));
+  };
+  const auto decide = [&](std::int64_t step, const nlohmann::json& decision) {
+    const int from = size(decision, "from");
+    if (from != stands_at())
+      throw log.fault(mega::sentence("turns the dial from groups of ", from,
+                                     " micro-batches, but it stood at ", stands_at()));
     moves.push_back({step - 1,
-                     size(decision, "from"),
+                     from,
                      size(decision, "to"),
                      reason(decision),
                      {log.number(decision, "step_seconds"), log.number(decision, "exposed_seconds"),
                       log.number(decision, "memory_share")}});
-  });
-  return moves;
+  };
+  log.read(begin, decide);
+  return out;
 }
 
-/// The times with which --schedule auto searched, by a log that holds its decision: one for all
-/// stages, or one for each.
+/// What a log of --schedule auto says of its order.
+struct RecordedOrder {
+  StageTimes times;  ///< with which it was searched: one for all stages, or one for each
+  std::string name;
+  int peak = 0;
+  double makespan = 0;
+};
+
 /// @throws  Error(bad_input) with the line
-[[nodiscard]] inline StageTimes read_stage_times(const std::string& path,
-                                                 const DecidedPipeline& run) {
+[[nodiscard]] inline RecordedOrder read_order(const std::string& path, const DecidedPipeline& run) {
   detail::DecisionLog log(path, Schedule::automatic, run);
   const auto stages = static_cast<std::size_t>(run.pp) * static_cast<std::size_t>(run.vpp);
-  StageTimes times;
-  log.for_each_decision([&](std::int64_t, const nlohmann::json& decision) {
+  const auto decided = [&](const nlohmann::json& decision) {
     const auto is_stage = [](const nlohmann::json& t) {
       const auto is_number = [](const nlohmann::json& n) { return n.is_number(); };
       return t.is_array() && t.size() == 4 && std::all_of(t.begin(), t.end(), is_number);
     };
-    if (decision.contains("placement") && log.text(decision, "placement") != run.placement())
-      throw log.fault(mega::sentence("was decided with ",
-                                     detail::DecisionLog::shown(decision, "placement"),
+    const auto shown = [&](const char* key) { return detail::DecisionLog::shown(decision, key); };
+    if (log.text(decision, "placement") != run.placement())
+      throw log.fault(mega::sentence("was decided with ", shown("placement"),
                                      ", but this run has --placement ", run.placement()));
+    constexpr auto most = std::numeric_limits<int>::max();
+    if (log.whole(decision, "memory_cap", 0, most) != run.memory_cap)
+      throw log.fault(mega::sentence(
+          "was decided with ", shown("memory_cap"), ", but this run has ",
+          run.memory_cap > 0 ? mega::sentence("--memory-cap ", run.memory_cap)
+                             : std::string("no --memory-cap, which is \"memory_cap\": 0")));
     const auto found = decision.find("stage_times");
     if (found == decision.end() || !found->is_array() || found->empty() ||
         !std::all_of(found->begin(), found->end(), is_stage)) {
-      throw log.fault(mega::sentence("has ", detail::DecisionLog::shown(decision, "stage_times"),
+      throw log.fault(mega::sentence("has ", shown("stage_times"),
                                      ", not a list of four numbers for each stage"));
     }
     if (found->size() != 1 && found->size() != stages)
       throw log.fault(mega::sentence("has the times of ", found->size(), " stages, but --pp ",
                                      run.pp, " times --vpp ", run.vpp, " of this run is ", stages));
-    times = stage_times_of(decision);
-    for (const mega::dpp::ActionTimes& stage : times) {
+    RecordedOrder out{stage_times_of(decision), log.text(decision, "order"),
+                      static_cast<int>(log.whole(decision, "peak_activations", 1, most)),
+                      log.number(decision, "predicted_makespan")};
+    for (const mega::dpp::ActionTimes& stage : out.times) {
       if (const std::string why = impossible_in(stage); !why.empty())
         throw log.fault("has \"stage_times\" with " + why);
     }
+    return out;
+  };
+  nlohmann::json first;
+  RecordedOrder out;
+  const auto begin = [&](std::int64_t, const nlohmann::json& decision) {
+    if (first.is_null()) {
+      first = decision;
+      out = decided(decision);
+    } else if (decision != first) {
+      throw log.fault(
+          "decides for another order than the first line, as a run that was resumed "
+          "does; keep the lines of one run");
+    }
+  };
+  log.read(begin, [](std::int64_t, const nlohmann::json&) {});
+  return out;
+}
+
+/// The order that a log tells of, found again.
+/// @throws  Error(bad_input) where the search finds another
+[[nodiscard]] inline FoundOrder find_recorded(const std::string& path, const SearchLimits& limits,
+                                              const RecordedOrder& recorded) {
+  FoundOrder found = find_order(limits, recorded.times);
+  const bool same = found.name == recorded.name && found.peak == recorded.peak &&
+                    std::abs(found.makespan - recorded.makespan) <= 1e-9 * found.makespan;
+  mega::expects(same, mega::ErrorCode::bad_input, [&] {
+    const auto told = [](const std::string& name, double makespan, int peak) {
+      return mega::sentence(name, " with a step of ", makespan, " and at most ", peak,
+                            " activations a rank");
+    };
+    return mega::sentence("--replay-decisions ", path, ": its order is ",
+                          told(recorded.name, recorded.makespan, recorded.peak),
+                          ", but with its stage_times the search finds ",
+                          told(found.name, found.makespan, found.peak),
+                          "; the log was changed, or written by another version");
   });
-  if (times.empty())
-    throw log.wrong(mega::sentence("its ", log.steps(),
-                                   log.steps() == 1 ? " step has" : " steps have",
-                                   " no decision of --schedule auto"));
-  return times;
+  return found;
 }
 
 }  // namespace trainer

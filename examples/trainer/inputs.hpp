@@ -4,6 +4,7 @@
 #include "config.hpp"
 #include "hugging_face.hpp"
 #include "job.hpp"
+#include "log_file.hpp"
 #include <mega/ckpt/checkpoint_directory.hpp>
 #include <mega/ckpt/directory_lock.hpp>
 #include <mega/core/error.hpp>
@@ -15,6 +16,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -26,6 +28,13 @@ namespace trainer {
 /// Where every Debian keeps English text.
 inline constexpr const char* default_corpus = "/usr/share/common-licenses";
 
+/// Ends what was printed on standard output.
+/// @throws  Error(bad_input) where it takes no more
+inline void finish_output() {
+  mega::expects(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, mega::ErrorCode::bad_input,
+                "standard output takes no more; what was printed is not whole");
+}
+
 /// The parsed and completed configuration of a model family, or the exit code to end with.
 template <class Spec>
 [[nodiscard]] std::optional<int> read_config(Config& config, const char* program, int argc,
@@ -33,7 +42,10 @@ template <class Spec>
   CommandLine line(
       config, program,
       mega::sentence("Trains ", Spec::name, " models with tensor, pipeline and data parallelism."));
-  if (const std::optional<int> code = line.parse(argc, argv)) return code;
+  if (const std::optional<int> code = line.parse(argc, argv)) {
+    finish_output();
+    return code;
+  }
   if (config.data_path.empty()) config.data_path = default_corpus;
   return std::nullopt;
 }
@@ -108,6 +120,12 @@ inline void expects_own_checkpoints(const Config& c) {
   });
   expects_own_checkpoints(c);  // one that has just ended may have left some
   return lock;
+}
+
+/// The log, for as long as the run lasts; null where it keeps none. For one rank.
+/// @throws  Error(usage, bad_input)
+[[nodiscard]] inline std::unique_ptr<LogFile> own_log(const Config& c) {
+  return c.log_json.empty() ? nullptr : std::make_unique<LogFile>(c.log_json);
 }
 
 /// Refuses, before any work is done for it, output that could not be kept or would replace another

@@ -33,9 +33,9 @@ struct Job {
   mega::nn::TransformerRun run;
   mega::dpp::LayerSplit split = mega::dpp::split_layers(1, 1);
   RunOptions options;
-  std::optional<FoundOrder> found;         ///< by --schedule auto, where it need not measure
-  int added_slots = 0;                     ///< of a chunk, for an order that is still to be found
-  std::vector<mega::dpp::DialMove> moves;  ///< of --schedule adaptive, to be repeated
+  std::optional<FoundOrder> found;  ///< by --schedule auto, where it need not measure
+  int added_slots = 0;              ///< of a chunk, for an order that is still to be found
+  RecordedDial recorded;            ///< of --schedule adaptive, to be repeated
   mega::optim::LearningRate learning_rate;
   std::int64_t steps = 0;
 
@@ -44,7 +44,7 @@ struct Job {
 
 [[nodiscard]] inline DecidedPipeline decided_pipeline(const Job& job) noexcept {
   return {job.config.pipeline, job.config.chunks, job.options.microbatches,
-          job.options.traversal.placement().is_v};
+          job.options.traversal.placement().is_v, job.config.memory_cap};
 }
 
 /// Sizes of the model that the flags describe. @param vocab  of the tokenizer
@@ -80,19 +80,30 @@ inline void choose_order(Job& job) {
   if (c.schedule == Schedule::adaptive) {
     traversal.largest_group = largest_group(p, m, v, c.memory_cap, job.options.dispatch.ahead);
     if (!c.replay_path.empty()) {
-      job.moves =
-          read_moves(c.replay_path, decided_pipeline(job), traversal.dial().group_sizes(p, m));
+      job.recorded =
+          read_dial(c.replay_path, decided_pipeline(job), traversal.dial().group_sizes(p, m));
+      mega::expects(
+          !c.load_dir.empty() || job.recorded.first_step == 1, mega::ErrorCode::usage, [&] {
+            return mega::sentence("--replay-decisions ", c.replay_path, " begins with step ",
+                                  job.recorded.first_step,
+                                  ", and this run with step 1; give --load the checkpoint that the "
+                                  "recorded run went on from");
+          });
     }
   } else if (c.schedule == Schedule::automatic) {
     StageTimes times;
+    RecordedOrder recorded;
     if (!c.stage_times.empty()) times = parse_stage_times(c.stage_times, p * v);
-    if (!c.replay_path.empty()) times = read_stage_times(c.replay_path, decided_pipeline(job));
+    if (!c.replay_path.empty()) recorded = read_order(c.replay_path, decided_pipeline(job));
     const SearchLimits limits(traversal, p, m, v, c.memory_cap);
-    if (times.empty()) {
+    if (!times.empty()) {
+      job.found = find_order(limits, times);
+    } else if (!recorded.times.empty()) {
+      job.found = find_recorded(c.replay_path, limits, recorded);
+    } else {
       job.added_slots = limits.added_slots();
       return;
     }
-    job.found = find_order(limits, times);
     traversal.found = job.found->lists;
   }
 }

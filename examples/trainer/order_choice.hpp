@@ -201,7 +201,8 @@ struct FoundOrder {
   mega::expects(p > 1 && v > 1 && sizes.size() > 1, mega::ErrorCode::usage, [&] {
     return mega::sentence(
         "--schedule adaptive moves between group sizes of ", p, " and ", std::max(p, m),
-        " micro-batches, and with pp ", p, ", ", v, " chunks a rank and ", m,
+        " micro-batches, and with pp ", p, ", ", v,
+        v == 1 ? " chunk a rank and " : " chunks a rank and ", m,
         " micro-batches they are one order; it needs --pp and --vpp of at least 2 and more "
         "micro-batches than pipeline ranks");
   });

@@ -33,6 +33,7 @@ int main_with_threads(const char* program, int argc, char** argv) {
       std::printf(
           "%s%s", Listing::of(job.config).c_str(),
           describe_plan<Spec>(job, plan_ranks<Spec, typename Backend::kernels>(job)).c_str());
+      finish_output();
       return 0;
     }
     check_outputs(job.config);

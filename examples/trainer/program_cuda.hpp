@@ -195,6 +195,7 @@ int main_on_gpus(const char* program, int argc, char** argv) {
     const std::vector<RankPlan> plans = plan_gpus<Spec>(job);
     if (config.dry_run) {
       dry_run_on_gpus<Spec>(job, plans, gpus);
+      finish_output();
       return 0;
     }
     expects_gpus(job, gpus);

@@ -22,9 +22,10 @@ namespace trainer {
 template <class Spec>
 int main_with_mpi(const char* program, int argc, char** argv) {
   using Backend = HostBackend<mega::MpiComm>;
-  Config config;
-  if (const std::optional<int> code = read_config<Spec>(config, program, argc, argv)) return *code;
   try {
+    Config config;
+    if (const std::optional<int> code = read_config<Spec>(config, program, argc, argv))
+      return *code;
     mega::comm::run_mpi(
         [&](mega::MpiComm& world) {
           const Inputs<Spec> inputs(config, world.size());
@@ -45,6 +46,7 @@ int main_with_mpi(const char* program, int argc, char** argv) {
               .run();
         },
         {.deadline = mega::comm::Seconds(config.deadline_s)});
+    finish_output();
     return 0;
   } catch (const std::exception& e) {
     return report(program, e);

@@ -10,6 +10,7 @@
 #include "inputs.hpp"
 #include "job.hpp"
 #include "listing.hpp"
+#include "log_file.hpp"
 #include "order_choice.hpp"
 #include "sampler.hpp"
 #include "stage_clock.hpp"
@@ -35,6 +36,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -81,8 +83,9 @@ class TrainingRun {
         corpus_(corpus),
         start_from_(start_from),
         windows_(corpus.split.train, job.run.sequence, job.config.seed),
+        log_(world.rank() == 0 ? own_log(job.config) : nullptr),
         save_folder_(world.rank() == 0 ? own_save_folder(job.config) : std::nullopt),
-        console_(job.config, world.rank() == 0),
+        console_(job.config, world.rank() == 0, log_.get()),
         device_(backend.make_device(world.rank())),
         recorder_(make_recorder<typename Backend::recorder>(job, world.rank())),
         world_(world, recorder_),
@@ -97,7 +100,7 @@ class TrainingRun {
       dial_.emplace(device_, world,
                     job.config.replay_path.empty()
                         ? job.options.traversal.dial()
-                        : mega::dpp::AdaptiveTraversal::replay(job.moves));
+                        : mega::dpp::AdaptiveTraversal::replay(job.recorded.moves));
     }
   }
 
@@ -160,6 +163,7 @@ class TrainingRun {
                                 saved.dump(), ", not ", value.dump());
         });
       }
+      if (dial_) resume_dial(loaded.state.model);
       consumed_ = loaded.state.consumed_samples;
       saved_at_ = loaded.state.steps_done;
       console_.say(
@@ -173,6 +177,41 @@ class TrainingRun {
         corpus_.tokens.empty_documents() > 0
             ? mega::sentence("; ", corpus_.tokens.empty_documents(), " empty documents passed over")
             : std::string()));
+  }
+
+  /// Collective. Where the dial is to stand after the steps that are done: by the log that is
+  /// repeated, else as the checkpoint left it if that was of the same pipeline.
+  void resume_dial(const nlohmann::json& saved) {
+    const int p = job_.options.mesh.pipeline, m = job_.options.microbatches;
+    if (!job_.config.replay_path.empty()) {
+      mega::expects(job_.recorded.first_step <= trainer_.steps_done() + 1, mega::ErrorCode::usage,
+                    [&] {
+                      return mega::sentence("--replay-decisions ", job_.config.replay_path,
+                                            " begins with step ", job_.recorded.first_step,
+                                            ", and this run with step ", trainer_.steps_done() + 1);
+                    });
+      if (trainer_.steps_done() > 0) (void)dial_->turn(trainer_, {}, order_of_dial());
+      return;
+    }
+    const auto stood = saved.find("dial");
+    if (stood == saved.end()) return;
+    for (const int size : dial_->traversal().group_sizes(p, m)) {
+      if (*stood == dial_of(size, decided_pipeline(job_)))
+        dial_->begin_at(trainer_, size, order_of_dial());
+    }
+  }
+
+  /// Where the dial stands, for the log and checkpoints.
+  [[nodiscard]] nlohmann::json describe_dial() const {
+    return dial_of(
+        dial_->traversal().group_size(job_.options.mesh.pipeline, job_.options.microbatches),
+        decided_pipeline(job_));
+  }
+  [[nodiscard]] auto order_of_dial() const {
+    return [this](const mega::dpp::AdaptiveTraversal& dial) {
+      return job_.options.traversal.turned_to(
+          dial.group_size(job_.options.mesh.pipeline, job_.options.microbatches));
+    };
   }
 
   /// Collective. The order of --schedule auto: rank 0 searches, all take it over.
@@ -274,8 +313,9 @@ class TrainingRun {
     report.tokens = report.result.targets;
     report.memory_bytes = backend_.used_bytes(rank());
     report.planned_bytes = backend_.planned_bytes(rank());
-    if (found_ && !std::exchange(told_order_, true))
-      report.decision = decision_of(*found_, decided_pipeline(job_)).dump();
+    const bool is_first = !std::exchange(told_order_, true);
+    if (found_ && is_first) report.decision = decision_of(*found_, decided_pipeline(job_)).dump();
+    if (dial_ && is_first) report.dial = describe_dial().dump();
     if (dial_ && turn_dial(step_seconds)) {
       mega::dpp::DialMove move = dial_->log().back();
       report.decision = decision_of(move, decided_pipeline(job_)).dump();
@@ -319,10 +359,7 @@ class TrainingRun {
     const auto nanoseconds = static_cast<std::int64_t>(beyond * 1e9);
     const double exposed = -static_cast<double>(agreement_.largest(-nanoseconds)) / 1e9;
     return dial_->turn(trainer_, {step_seconds, exposed, backend_.memory_share(rank())},
-                       [&](const mega::dpp::AdaptiveTraversal& dial) {
-                         return job_.options.traversal.turned_to(dial.group_size(
-                             job_.options.mesh.pipeline, job_.options.microbatches));
-                       });
+                       order_of_dial());
   }
 
   /// Exact mean over the first windows of the validation split; a last batch is filled up with
@@ -359,6 +396,7 @@ class TrainingRun {
     mega::ckpt::TrainingState state;
     state.consumed_samples = consumed_;
     state.model = describe_model();
+    if (dial_) state.model["dial"] = describe_dial();
     const std::string path =
         mega::ckpt::save_checkpoint(trainer_, c.save_dir, state, c.keep, device_);
     saved_at_ = trainer_.steps_done();
@@ -410,7 +448,8 @@ class TrainingRun {
   const Corpus& corpus_;
   const HuggingFaceModel* start_from_;
   mega::data::ShuffledWindows windows_;
-  std::optional<mega::ckpt::DirectoryLock> save_folder_;  // before anything is written
+  std::unique_ptr<LogFile> log_;  // before anything is written, as the folder is
+  std::optional<mega::ckpt::DirectoryLock> save_folder_;
   Console console_;
   std::optional<mega::data::SequentialWindows> validation_;
   Device device_;

@@ -171,7 +171,9 @@ template <class Spec>
                      job.model.heads, " heads (", job.model.kv_heads, " key-value) of ",
                      job.model.head_dim, ", ffn ", job.model.ffn, ", vocabulary ", job.model.vocab,
                      "\nlayout ", to_string(job.options.mesh), ", ", job.options.chunks,
-                     " chunks a rank, ", job.options.microbatches, " micro-batches of ",
+                     job.options.chunks == 1 ? " chunk a rank, " : " chunks a rank, ",
+                     job.options.microbatches,
+                     job.options.microbatches == 1 ? " micro-batch of " : " micro-batches of ",
                      job.run.micro_batch, " x ", job.run.sequence, " tokens\n") +
       describe_split<Spec>(job) + describe_order(job) +
       mega::sentence(model_parameters<Spec>(job), " parameters in the model\n");

@@ -207,6 +207,61 @@ class Programs(unittest.TestCase):
         self.assertEqual(first.returncode, 0, said[-500:])
         self.assertIn("is durable", said)
 
+    def test_two_runs_do_not_write_one_log(self):
+        log, save = self.folder / "log.json", self.folder / "ck"
+        endless = [str(BIN / "mega-gpt3"), *SMALL, "--data", str(self.text), "--train-iters=1000000", "--log-json", str(log)]
+        first = subprocess.Popen([*endless, "--save", str(save)], stderr=subprocess.DEVNULL)
+        self.addCleanup(first.kill)
+        deadline = time.monotonic() + 60
+        while (not log.exists() or log.stat().st_size == 0) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        # Neither a new run nor one that would go on with it touches the file; by whatever name it is reached.
+        link = self.folder / "link.json"
+        link.symlink_to(log)
+        for name, program, more in ((log, "mega-gpt3", []), (link, "mega-gpt3", ["--dp=2"])):
+            said = run(program, *SMALL, "--data", self.text, "--log-json", name, "--save", self.folder / "never", *more)
+            self.assertEqual(said.returncode, 2, said.stderr)
+            self.assertEqual(said.stderr, f"{program}: --log-json: '{name}' is being written by another run; log elsewhere, or wait until "
+                             "that has ended\n" if not more else said.stderr)
+            self.assertIn("is being written by another run; log elsewhere", said.stderr)
+            self.assertFalse((self.folder / "never").exists())
+        first.send_signal(signal.SIGTERM)
+        self.assertEqual(first.wait(60), 0)
+        counted = [s["step"] for s in steps(log)]
+        self.assertEqual(counted, list(range(1, len(counted) + 1)))
+        # One that was killed holds nothing.
+        second = subprocess.Popen([*endless, "--load", str(save)], stderr=subprocess.DEVNULL)
+        self.addCleanup(second.kill)
+        size = log.stat().st_size
+        while log.stat().st_size == size and time.monotonic() < deadline + 60:
+            time.sleep(0.02)
+        said = run("mega-gpt3", *SMALL, "--data", self.text, "--log-json", log, "--load", save, "--train-iters", len(counted) + 1)
+        self.assertEqual(said.returncode, 2, said.stderr)
+        second.kill()
+        second.wait(60)
+        log2, _ = self.train("--train-iters=2")
+        self.assertEqual([s["step"] for s in log2], [1, 2])
+        # What is no file has no owner, and a run that is refused leaves no log.
+        for device in ("/dev/null", "/dev/stdout"):
+            done = run("mega-gpt3", *SMALL, "--data", self.text, "--log-json", device, "--train-iters=1")
+            self.assertEqual((done.returncode, done.stdout.count('{"step": 1,')), (0, int("stdout" in device)), done.stderr)
+        self.refused("--log-json", self.folder / "new.json", "--save", self.text, says=[self.text])
+        inside = self.folder / "made" / "log.json"  # in the folder that the run makes
+        done = run("mega-gpt3", *SMALL, "--data", self.text, "--log-json", inside, "--save", inside.parent, "--train-iters=1")
+        self.assertEqual((done.returncode, len(steps(inside))), (0, 1), done.stderr)
+        done = run("mega-gpt3", *SMALL, "--data", self.text, "--log-json", "/dev/full", "--train-iters=1")
+        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertIn("--log-json: step 1 could not be written: No space left on device", done.stderr)
+
+    def test_a_full_standard_output_is_no_success(self):
+        for program in [p for p in ("mega-gpt3", "mega-llama3", "mega-gpt3-cuda") if (BIN / p).exists()]:
+            for flags in (["--dry-run"] + ["--gpu-memory=80GB"] * program.endswith("cuda"), ["--help"]):
+                with open("/dev/full", "w") as full:
+                    done = subprocess.run([str(BIN / program), *SMALL, "--data", str(self.text), *flags], stdout=full, stderr=subprocess.PIPE,
+                                          text=True, timeout=60)
+                self.assertEqual((done.returncode, done.stderr),
+                                 (2, f"{program}: standard output takes no more; what was printed is not whole\n"))
+
     def test_outputs_that_cannot_be_kept_are_refused_first(self):
         self.refused("--save", self.text, says=[self.text])
         self.refused("--save", self.text / "below", says=[self.text])
@@ -462,7 +517,7 @@ class Programs(unittest.TestCase):
         for row in rows:
             done = run("mega-gpt3", *SMALL, "--dry-run", "--data", self.text, *row["trainer_flags"].split())
             self.assertEqual(done.returncode, 0, (row, done.stderr))
-            self.assertIn(f"x pp2, {row['vpp']} chunks a rank", done.stdout)
+            self.assertRegex(done.stdout, rf"x pp2, {row['vpp']} chunks? a rank")
 
     def test_schedules_that_lack_something_say_what(self):
         self.refused("--pp=2", "--schedule=v", says=["--schedule v needs --memory-cap"])
@@ -589,6 +644,8 @@ class Programs(unittest.TestCase):
                 self.same_bits(again, still, (layout, more))
                 self.assertEqual(self.decisions(again), made)
                 self.assertEqual(done.stderr.count("decision: "), len(made))
+        self.assertEqual(turned[0]["dial"], {"schedule": "adaptive", "pp": 2, "vpp": 2, "micro_batches": 8, "group_size": 2})
+        self.assertEqual([s["step"] for s in turned if "dial" in s], [1])
         # What is said is what is done.
         moves = [(step, d["to"]) for step, d in made.items()]
         orders = {2: self.executed(*layout), **{g: self.executed(*layout, "--schedule=interleaved", f"--group-size={g}")
@@ -599,6 +656,37 @@ class Programs(unittest.TestCase):
             group = ([2] + [to for after, to in moves if after <= step])[-1]
             for rank, order in enumerate(turned):
                 self.assertEqual(order[step], orders[group][rank][0], (rank, step, group))
+
+    def test_a_resumed_dial_stands_where_it_was_left(self):
+        layout = ["--pp=2", "--vpp=2", "--schedule=adaptive", "--lr-decay-iters=9"]
+        save, log = self.folder / "ck", self.folder / "log.json"
+
+        def resumed(until, *more, log=log):
+            done = run("mega-gpt3", *SMALL, "--data", self.text, *layout, "--train-iters", until, "--load", save, "--log-json", log, *more)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return steps(log)
+        self.train(*layout, "--train-iters=5", "--inject=slow-link=0-1,factor=150", "--save", save, "--save-interval=3")
+        self.assertEqual((save / "latest").read_text().strip()[-1], "5")
+        whole = resumed(9)
+        self.assertEqual([s["step"] for s in whole], list(range(1, 10)))
+        self.assertEqual({s["step"]: s["dial"]["group_size"] for s in whole if "dial" in s}, {1: 2, 6: 4})
+        self.same_bits(whole, self.train("--train-iters=9", "--lr-decay-iters=9", log="still.json")[0], "resumed")
+        # A new log of the resumed run, and the old one, each tell a run that goes on from there the same.
+        fresh = self.folder / "fresh.json"
+        self.assertEqual([s["dial"]["group_size"] for s in resumed(6, log=fresh)], [4])
+        for path in (fresh, log):
+            again = resumed(7, "--replay-decisions", path, log=self.folder / "again.json")
+            self.assertEqual(again[0]["dial"]["group_size"], 4, path)
+            (self.folder / "again.json").unlink()
+        self.refused(*layout, "--replay-decisions", fresh, says=["begins with step 6", "step 1", "--load"])
+        # Steps that were done again after a run was killed: what was decided behind the checkpoint counts once.
+        lines = log.read_text().splitlines(keepends=True)
+        log.write_text("".join(lines[:8] + lines[5:]))
+        again, _ = self.train(*layout, "--train-iters=9", "--replay-decisions", log, log="again.json")
+        self.assertEqual(self.decisions(again), self.decisions(whole))
+        # In another pipeline there is nothing to remember.
+        other = resumed(6, "--micro-batch-size=2", log=self.folder / "other.json")
+        self.assertEqual((other[0]["dial"]["micro_batches"], other[0]["dial"]["group_size"]), (4, 2))
 
     def test_an_order_is_searched_from_given_times(self):
         for program in ("mega-gpt3", "mega-llama3"):
@@ -661,7 +749,7 @@ class Programs(unittest.TestCase):
         self.refused("--look-ahead=2", says=["--look-ahead 2", "--pp of at least 2"])
         self.refused("--pp=2", "--look-ahead=-1", says=["look-ahead", "-1"])
         self.refused("--pp=2", "--look-ahead=1", "--schedule=dualpipev", says=["dualpipev", "pairs"])
-        self.refused("--pp=2", "--schedule=adaptive", says=["adaptive", "1 chunks", "--vpp of at least 2"])
+        self.refused("--pp=2", "--schedule=adaptive", says=["adaptive", "1 chunk a rank", "--vpp of at least 2"])
         self.refused("--vpp=2", "--schedule=adaptive", says=["adaptive", "pp 1", "--pp"])
         self.refused("--pp=2", "--vpp=2", "--global-batch-size=2", "--schedule=adaptive",
                      says=["2 micro-batches", "more micro-batches than"])
@@ -686,46 +774,82 @@ class Programs(unittest.TestCase):
     def test_decisions_that_cannot_be_repeated_say_why(self):
         path = self.folder / "decisions.json"
         dial = ["--pp=2", "--vpp=2", "--schedule=adaptive", "--replay-decisions", path]
+        auto = ["--pp=2", "--vpp=2", "--schedule=auto", "--replay-decisions", path]
         self.refused(*dial, says=["decisions.json", "cannot read"])
         self.refused(*dial[:-1], self.folder, says=["cannot read", "directory"])
-        move = {"schedule": "adaptive", "pp": 2, "vpp": 2, "micro_batches": 8, "from": 2, "to": 4, "reason": "links", "step_seconds": 1,
-                "exposed_seconds": 1, "memory_share": 0}
-        order = {"schedule": "auto", "pp": 2, "vpp": 2, "micro_batches": 8, "stage_times": [[1, 1, 1, 0]] * 4}
+        for flags in (dial, auto):
+            self.refused(*flags[:-1], "/dev/zero", says=["/dev/zero", "line 1", "longer than 1048576 bytes"])
+        head = {"pp": 2, "vpp": 2, "micro_batches": 8}
+        stands = {"schedule": "adaptive", **head, "group_size": 2}
+        move = {"schedule": "adaptive", **head, "from": 2, "to": 4, "reason": "links", "step_seconds": 1, "exposed_seconds": 1,
+                "memory_share": 0}
+        log, _ = self.train("--pp=2", "--vpp=2", "--schedule=auto", "--stage-times=1,1,1")
+        order = log[0]["decision"]
+        self.assertEqual((order["memory_cap"], order["placement"]), (0, "loop"))
 
-        def line(decision, **changes):
-            return json.dumps({"step": 3, "decision": {**decision, **changes}})
+        def text(*records):
+            return "\n".join(record if isinstance(record, str) else json.dumps(record) for record in records)
+
+        def begun(**changes):
+            return {"step": 1, "dial": {**stands, **changes}}
+
+        def moved(step=3, **changes):
+            """A log whose dial moves once."""
+            return text(begun(), {"step": 2}, {"step": step, "decision": {**move, **changes}})
+
+        def found(**changes):
+            return text({"step": 1, "decision": {**order, **changes}})
 
         def without(decision, key):
-            return json.dumps({"step": 3, "decision": {k: v for k, v in decision.items() if k != key}})
-
-        auto = ["--pp=2", "--vpp=2", "--schedule=auto", "--replay-decisions", path]
-        for flags, text, words in (
+            return {k: v for k, v in decision.items() if k != key}
+        for flags, content, words in (
                 (dial, "", ["no step"]), (dial, "[1]", ["line 1", "no step of a log"]), (dial, '{"loss": 3}', ["line 1", 'no "step"']),
                 (dial, "\0\1binary", ["line 1", "no step of a log"]),
-                (dial, line(move, to=3), ["line 1", "groups of 3", "2, 4, 8"]), (dial, line(move, **{"from": 5}), ["line 1", "groups of 5", "2, 4, 8"]),
-                (dial, line(move, reason="whim"), ["line 1", '"whim"', "links, memory and no gain"]),
-                (dial, line(move, step_seconds="long"), ["line 1", '"step_seconds": "long"', "not a number"]),
-                (dial, without(move, "memory_share"), ["line 1", 'no "memory_share"']),
-                (dial, line(move, to=2**70), ["line 1", '"to"']), (dial, line(move, to=-2), ["line 1", '"to": -2']),
-                (dial, '{"step": 3, "decision": 7}', ["line 1", "decision"]),
-                # of another run
-                (dial, line(move, pp=4), ["line 1", '"pp": 4', "--pp 2"]), (dial, line(move, vpp=3), ["line 1", '"vpp": 3', "--vpp 2"]),
-                (dial, line(move, micro_batches=16), ["line 1", '"micro_batches": 16', "8 micro-batches"]),
-                (dial, line(order), ["line 1", "--schedule auto", "--schedule adaptive"]), (auto, line(move), ["line 1", "--schedule adaptive", "--schedule auto"]),
-                (auto, line(move, schedule="zb-h1"), ["line 1", "zb-h1"]),
-                (auto, line(order, pp=4, vpp=1), ["line 1", '"pp": 4', "--pp 2"]), (auto, line(order, micro_batches=2), ["line 1", '"micro_batches": 2', "8"]),
-                (auto, without({**order, "stage_times": [[1, 1, 1, 0]] * 2}, "pp"), ["line 1", "2 stages", "--pp 2 times --vpp 2", "4"]),
-                (auto, line(order, stage_times=[[1, 1, 1]]), ["line 1", "stage_times", "four numbers"]), (auto, line(order, stage_times=[]), ["line 1", "[]"]),
-                (auto, line(order, stage_times=[[1, "x", 1, 0]]), ["line 1", "stage_times"]), (auto, line(order, stage_times=[[-1, 1, 1, 0]]), ["line 1", "-1"]),
-                (auto, line(order, stage_times=[[1e300, 1, 1, 0]]), ["line 1", "1e+300"]), (auto, line(order, stage_times=[[0, 0, 0, 0]]), ["line 1", "no time"]),
-                (auto, '{"step": 1}', ["its 1 step has no decision of --schedule auto"])):
-            path.write_text(text + "\n" if text else "")
+                (dial, moved(to=3), ["line 3", "groups of 3", "2, 4, 8"]), (dial, moved(**{"from": 5}), ["line 3", "groups of 5", "2, 4, 8"]),
+                (dial, moved(reason="whim"), ["line 3", '"whim"', "links, memory and no gain"]),
+                (dial, moved(step_seconds="long"), ["line 3", '"step_seconds": "long"', "not a number"]),
+                (dial, text(begun(), {"step": 2, "decision": without(move, "memory_share")}), ["line 2", 'no "memory_share"']),
+                (dial, moved(to=2**70), ["line 3", '"to"']), (dial, moved(to=-2), ["line 3", '"to": -2']),
+                (dial, text(begun(), '{"step": 2, "decision": 7}'), ["line 2", '"decision" that is no object']),
+                (dial, '{"step": 1, "dial": 7}', ["line 1", '"dial" that is no object']),
+                # of another run, whether it decided anything or not
+                (dial, moved(pp=4), ["line 3", '"pp": 4', "--pp 2"]), (dial, moved(vpp=3), ["line 3", '"vpp": 3', "--vpp 2"]),
+                (dial, moved(micro_batches=16), ["line 3", '"micro_batches": 16', "8 micro-batches"]),
+                (dial, text(begun(pp=4)), ["line 1", '"pp": 4', "--pp 2"]), (dial, text(begun(micro_batches=4)), ["line 1", '"micro_batches": 4', "8 micro-batches"]),
+                (dial, text({"step": 1, "dial": without(stands, "vpp")}), ["line 1", 'no "vpp"']),
+                (dial, text({"step": 1}, {"step": 2}), ["line 1", 'no "dial"', "adaptive"]),
+                (dial, found(), ["line 1", "--schedule auto", "--schedule adaptive"]),
+                (auto, text({"step": 1, "decision": move}), ["line 1", "--schedule adaptive", "--schedule auto"]), (auto, found(schedule="zb-h1"), ["line 1", "zb-h1"]),
+                # moves that do not follow each other
+                (dial, moved(step=5), ["line 3", "step 5 behind step 2"]), (dial, moved(step=2), ["line 3", "step 2 behind step 2"]),
+                (dial, text(begun(), {"step": 2, "decision": move}, {"step": 3, "decision": move}), ["line 3", "from groups of 2", "stood at 4"]),
+                (dial, text(begun(), {"step": 2, "decision": {**move, "from": 4, "to": 8}}, {"step": 3, "decision": move}), ["line 2", "from groups of 4", "stood at 2"]),
+                (dial, text(begun(group_size=4)), ["line 1", "groups of 4", "stood at 2"]),
+                (dial, text(begun(), {"step": 2}, {"step": 3, "dial": {**stands, "group_size": 8}}), ["line 3", "groups of 8", "stood at 2"]),
+                (dial, text({"step": 4, "dial": stands}), ["begins with step 4", "step 1", "--load"]),
+                # orders
+                (auto, found(pp=4, vpp=1), ["line 1", '"pp": 4', "--pp 2"]), (auto, found(micro_batches=2), ["line 1", '"micro_batches": 2', "8"]),
+                (auto, text({"step": 1, "decision": without(order, "pp")}), ["line 1", 'no "pp"']),
+                (auto, found(stage_times=[[1, 1, 1, 0]] * 2), ["line 1", "2 stages", "--pp 2 times --vpp 2", "4"]),
+                (auto, found(stage_times=[[1, 1, 1]]), ["line 1", "stage_times", "four numbers"]), (auto, found(stage_times=[]), ["line 1", "[]"]),
+                (auto, found(stage_times=[[1, "x", 1, 0]]), ["line 1", "stage_times"]), (auto, found(stage_times=[[-1, 1, 1, 0]]), ["line 1", "-1"]),
+                (auto, found(stage_times=[[1e300, 1, 1, 0]]), ["line 1", "1e+300"]), (auto, found(stage_times=[[0, 0, 0, 0]]), ["line 1", "no time"]),
+                (auto, found(memory_cap=9), ["line 1", '"memory_cap": 9', "no --memory-cap"]), (auto, found(placement="v"), ["line 1", '"placement": "v"', "--placement loop"]),
+                ([*auto, "--memory-cap=9"], found(), ["line 1", '"memory_cap": 0', "--memory-cap 9"]),
+                (auto, found(order="zb_h9"), ["its order is zb_h9 with a step of", f"the search finds {order['order']} with a step of"]),
+                (auto, found(peak_activations=99), ["at most 99 activations", f"at most {order['peak_activations']} activations"]),
+                (auto, found(stage_times=[[2, 1, 1, 0]]), [f"a step of {order['predicted_makespan']:g} ", "the search finds"]),
+                (auto, text({"step": 1, "decision": order}, {"step": 2, "decision": {**order, "stage_times": [[2, 1, 1, 0]]}}), ["line 2", "another order than the first line"]),
+                (auto, text({"step": 1, "decision": order}, {"step": 3}), ["line 2", "step 3 behind step 1"]),
+                (auto, '{"step": 1}', ["line 1", 'no "decision"', "--schedule auto"])):
+            path.write_text(content + "\n" if content else "")
             self.refused(*flags, says=["--replay-decisions", path, *words])
-        for flags, text in ((dial, line(move)), (auto, line(order))):  # cut anywhere in its last line
-            for count in (1, 5, len(text) - 1):
-                path.write_text('{"step": 2}\n' + text[:count])
+        for flags, content in ((dial, text({**begun(), "loss": 1})), (auto, found())):  # cut anywhere in its last line
+            second = json.dumps({"step": 2, "loss": 1, "lr": 0.5})
+            for count in (1, 5, len(second) - 1):
+                path.write_text(content + "\n" + second[:count])
                 self.refused(*flags, says=["line 2", f"cut off after {count} byte", "take the line away"])
-            path.write_text('{"step": 2}\n' + text)  # all but its line break
+            path.write_text(content + "\n" + second)  # all but its line break
             done = run("mega-gpt3", *SMALL, "--data", self.text, "--dry-run", *flags)
             self.assertEqual(done.returncode, 0, done.stderr)
         self.refused("--pp=2", "--replay-decisions", path, says=["--replay-decisions", "auto and adaptive"])

@@ -138,6 +138,8 @@ class AdaptiveTraversal {
     }
     return made;
   }
+  /// Stands at a size of group_sizes(), as an earlier run has left it; its measurements are gone.
+  constexpr void begin_at(int group_size) { current_ = group_size; }
   /// No group size above `largest` is used from now on.
   constexpr void limit(int largest) { largest_ = largest; }
 

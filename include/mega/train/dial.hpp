@@ -35,6 +35,16 @@ class Dial {
     return moved;
   }
 
+  /// Gives the trainer the order of groups of that size, where an earlier run has left the dial. On
+  /// every rank, between steps.
+  /// @param order  as for turn()
+  template <class Trainer, class Order = std::identity>
+  void begin_at(Trainer& trainer, int group_size, const Order& order = {}) {
+    traversal_.begin_at(group_size);
+    trainer.reorder(order(traversal_));
+  }
+
+  [[nodiscard]] const dpp::AdaptiveTraversal& traversal() const noexcept { return traversal_; }
   /// Every move so far and why; AdaptiveTraversal::replay() takes it.
   [[nodiscard]] const std::vector<dpp::DialMove>& log() const noexcept { return traversal_.log(); }
 

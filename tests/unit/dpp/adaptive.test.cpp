@@ -47,6 +47,19 @@ TEST_CASE("dpp: adaptive dial begins as DFC and gives its order") {
   CHECK(dial.log().empty());
 }
 
+TEST_CASE("dpp: adaptive dial goes on from where another was left") {
+  AdaptiveTraversal dial;
+  dial.begin_at(16);
+  CHECK(dial.group_size(p, m) == 16);
+  CHECK(dial.log().empty());
+  // No move is on trial, so a step that is no faster takes none back; full memory does.
+  CHECK(run(dial, 100, 8, [](int) {
+          return StepMeasurement{1, 0, 0.5};
+        }) == std::vector<int>(8, 16));
+  CHECK(dial.observe(108, {1, 0, 0.99}, p, m));
+  CHECK(dial.group_size(p, m) == 8);
+}
+
 TEST_CASE("dpp: adaptive dial holds group sizes that skip no turn, each twice the last, up to m") {
   CHECK(AdaptiveTraversal{}.group_sizes(4, 32) == std::vector<int>{4, 8, 16, 32});
   CHECK(AdaptiveTraversal{}.group_sizes(4, 10) == std::vector<int>{4, 10});

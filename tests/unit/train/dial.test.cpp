@@ -39,7 +39,9 @@ struct AdaptiveOutcome {
 };
 
 /// pp 4, v 2, m 8, `exposed` seconds of waiting claimed in steps of 1 s.
-AdaptiveOutcome run_adaptive(const AdaptiveTraversal& traversal, double exposed, int ahead = 0) {
+/// @param begin_at  group size that an earlier run has left; 0: none
+AdaptiveOutcome run_adaptive(const AdaptiveTraversal& traversal, double exposed, int ahead = 0,
+                             int begin_at = 0) {
   AdaptiveOutcome out;
   out.lengths_of_log.resize(4);
   out.waited.resize(4);
@@ -60,6 +62,7 @@ AdaptiveOutcome run_adaptive(const AdaptiveTraversal& traversal, double exposed,
     });
     mega::Host device;
     mega::train::Dial<mega::Host, mega::comm::ThreadComm> dial(device, world, traversal);
+    if (begin_at > 0) dial.begin_at(trainer, begin_at);
     double waited = 0;
     for (int step = 0; step < steps; ++step) {
       const mega::StepResult r = trainer.step(batch, 0.02);
@@ -129,6 +132,13 @@ TEST_CASE("train: the dial turns under look-ahead too") {
     CHECK(moved.begins_wide[static_cast<std::size_t>(step)] ==
           (moved.log[0].step < step && step <= moved.log[1].step));
   }
+}
+
+TEST_CASE("train: the dial goes on from where an earlier run has left it") {
+  const AdaptiveOutcome wide = run_adaptive(AdaptiveTraversal{}, 0.0, 2, 8);
+  CHECK(wide.losses == run_static().losses);
+  CHECK(wide.log.empty());
+  CHECK(wide.begins_wide == std::vector<bool>(static_cast<std::size_t>(steps), true));
 }
 
 TEST_CASE("train: without exposed transfers the order stays DFC") {
