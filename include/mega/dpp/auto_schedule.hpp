@@ -79,6 +79,7 @@ inline SiteResult search_site(const PipelineProfile& profile, ScheduleGoal goal,
   Stopwatch watch(pipeline);
   watch.run(search.best);
   found.memory_per_rank = watch.peak_memory();
+  for (double& peak : found.memory_per_rank) peak *= pipeline.unit;
   found.timing = simulate(found.schedule, std::span<const ActionTimes>(profile.times));
   return {std::move(found), search.rating};
 }
@@ -124,8 +125,9 @@ inline AutoSchedule search_sites(const PipelineProfile& profile, ScheduleGoal go
 /// @param places  which rank holds which stage; the times are by stage, so they are the same on
 ///                all. Policies made for another placement stay out; a placement with every stage
 ///                where an earlier one has it is passed over
-/// Throws Error(usage) where the profile is impossible: a cap below v, which one micro-batch alone
-/// needs, times and sizes that do not fit each other, or slots with which no order is found to run.
+/// Throws Error(usage) where the profile is impossible: a cap below what one micro-batch alone
+/// needs, which is v activations, times and sizes that do not fit each other, or slots with which
+/// no order is found to run.
 /// @cost  of each placement, linear in the 3*p*m*v actions: up to some 400 named candidates at 0.05
 ///        us an action, 240 list schedules, 480 for v > 1, at 0.1 us, and budget.tries at 0.01 us
 ///        for the moves of the search; what can no longer be better ends early

@@ -18,7 +18,7 @@ struct PipelineProfile {
   int m = 1;                       ///< micro-batches
   int v = 1;                       ///< chunks a rank
   std::vector<ActionTimes> times;  ///< [p*v] by stage, or one entry for all
-  /// [p] live activations of a chunk that a rank may hold, fractions allowed; empty: any number.
+  /// [p] what the live activations of a rank may take, in the unit of activation_sizes; empty: any.
   std::vector<double> caps;
   /// [p*v] micro-batches that the place rank*v + chunk has room for; empty: for all. What is laid
   /// out for each chunk limits more than a rank's sum does.
@@ -30,6 +30,9 @@ struct PipelineProfile {
   /// Part of an activation that the input gradient has released already, in [0, 1]; the weight
   /// gradient releases the rest. 0: all is kept for the weight gradient.
   double released_by_input = 0;
+  /// [p*v] by stage: what one live activation takes, in any unit; empty: 1 each, so that caps count
+  /// activations of a chunk.
+  std::vector<double> activation_sizes = {};
 };
 
 /// What the search makes small; ties go to less memory, then to the other of the two.
@@ -61,7 +64,7 @@ struct AutoSchedule {
   std::string candidate;       ///< where it came from
   std::string_view placement;  ///< name of the placement that it is on
   Timing timing;
-  std::vector<double> memory_per_rank;        ///< [p] peak, in activations of a chunk
+  std::vector<double> memory_per_rank;        ///< [p] peak, in the unit of the caps
   std::vector<ScheduleCandidate> candidates;  ///< all that fit, in the order of their trial
   int tries = 0;                              ///< orders that the local search timed
 };

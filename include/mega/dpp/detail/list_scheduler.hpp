@@ -40,7 +40,7 @@ class ListScheduler {
         held_(Pipeline::at(pipeline.p) * Pipeline::at(pipeline.m), 0.0),
         words_(Pipeline::at(pipeline.p)) {}
 
-  /// No words where the goal would exceed the cutoff.
+  /// No words where the order would exceed the cutoff.
   Words run(const Cutoff& cutoff = {}) {
     cutoff_ = cutoff;
     for (int i = 0; i < pipe_.m; ++i) forward_at_[pipe_.slot(0, i)] = {0, 0};
@@ -54,7 +54,7 @@ class ListScheduler {
       events_.pop();
       now_ = now;
       if (ranks_[Pipeline::at(rank)].free_at <= now) start_one(rank, now);
-      if (is_too_long_) return {};
+      if (is_no_use_) return {};
     }
     return std::move(words_);
   }
@@ -89,20 +89,24 @@ class ListScheduler {
       return false;
     const double cap = pipe_.caps[Pipeline::at(rank)] + memory_slack;
     const double memory = ranks_[Pipeline::at(rank)].memory;
-    if (memory + 1 > cap) return false;
-    if (memory + pipe_.v <= cap) return true;  // whatever the other chunks still take
+    const double size = pipe_.sizes[Pipeline::at(pipe_.stage(rank, chunk))];
+    if (memory + size > cap) return false;
+    // Whatever the other chunks still take.
+    if (memory + pipe_.micro_sizes[Pipeline::at(rank)] <= cap) return true;
     int oldest = own.forward;
     int newest = own.forward;
     for (int c = 0; c < pipe_.v; ++c) {
       oldest = std::min(oldest, place(rank, c).forward);
       newest = std::max(newest, place(rank, c).forward);
     }
-    double later = 1;  // what micro-batches from k on hold, with the new forward
+    double later = size;  // what micro-batches from k on hold, with the new forward
     for (int k = std::min(newest, pipe_.m - 1); k >= oldest; --k) {
       later += held_[Pipeline::at(rank) * Pipeline::at(pipe_.m) + Pipeline::at(k)];
       if (k >= own.forward) continue;
-      int to_come = 0;
-      for (int c = 0; c < pipe_.v; ++c) to_come += place(rank, c).forward <= k ? 1 : 0;
+      double to_come = 0;
+      for (int c = 0; c < pipe_.v; ++c) {
+        if (place(rank, c).forward <= k) to_come += pipe_.sizes[Pipeline::at(pipe_.stage(rank, c))];
+      }
       if (to_come > 0 && later + to_come > cap) return false;
     }
     return true;
@@ -206,16 +210,17 @@ class ListScheduler {
       count(state, kind, taken, 0);
     }
     if (kind != ActionKind::backward_weight) state.forward_next = kind != ActionKind::forward;
-    state.memory += pipe_.memory(kind);
-    held_[Pipeline::at(rank) * Pipeline::at(pipe_.m) + Pipeline::at(microbatch)] +=
-        pipe_.memory(kind);
+    const double added = pipe_.memory(kind, stage);
+    state.memory += added;
+    is_no_use_ = is_no_use_ || state.memory >= cutoff_.fullest;
+    held_[Pipeline::at(rank) * Pipeline::at(pipe_.m) + Pipeline::at(microbatch)] += added;
   }
 
   /// @param ready  the soonest that its input is there
   void count(RankState& state, ActionKind kind, double taken, double ready) {
     const double begin = std::max(state.end, ready);
     state.begin = std::min(state.begin, begin);
-    is_too_long_ = cutoff_.is_exceeded(kind, begin, state.begin, state.left);
+    is_no_use_ = cutoff_.is_exceeded(kind, begin, state.begin, state.left);
     state.end = begin + taken;
     state.left.all -= taken;
     if (kind != ActionKind::backward_weight) state.left.urgent -= taken;
@@ -242,7 +247,7 @@ class ListScheduler {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   double now_ = 0;
   Cutoff cutoff_;
-  bool is_too_long_ = false;
+  bool is_no_use_ = false;  // whatever comes
   Words words_;
 };
 

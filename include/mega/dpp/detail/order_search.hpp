@@ -53,6 +53,7 @@ class ScheduleSearch {
         slots_(slots),
         goal_(goal),
         budget_(budget),
+        bound_(pipeline.bound(goal)),
         begin_(std::chrono::steady_clock::now()),
         watch_(pipeline),
         random_(budget.seed) {}
@@ -65,8 +66,9 @@ class ScheduleSearch {
   }
 
   /// List schedules from cautious to greedy: how many forwards run ahead, when W fills a gap.
-  /// At least one of them, however little time there is; the best joins the candidates, of equal
-  /// ones the greediest.
+  /// At least one of them, however little time there is, unless no order can be shorter than the
+  /// best: then only those that hold less. The best joins the candidates, of equal ones the
+  /// greediest.
   void try_lists() {
     std::vector<ListRules> all;
     for (const double part : {0.5, 0.6, 0.75, 0.9, 1.0, 1.05, 1.1, 1.25, 1.5, 1e9}) {
@@ -86,11 +88,11 @@ class ScheduleSearch {
     Words best_list;
     int best_index = -1;
     for (int tried = 0; tried < count; ++tried) {
-      if (!best_list.empty() && out_of_time()) break;
+      if ((!best_list.empty() || is_shortest()) && out_of_time()) break;
       const int index = tried < count - count / 2 ? count / 2 + tried : count - 1 - tried;
       const ListRules& rules = all[Pipeline::at(index)];
       if (std::find(all.begin() + index + 1, all.end(), rules) != all.end()) continue;
-      Words words = ListScheduler(pipe_, rules).run({goal_, list_cost_.goal});
+      Words words = ListScheduler(pipe_, rules).run(cutoff_of_lists());
       if (!is_best_list(rules, words, index > best_index)) continue;
       best_list = std::move(words);
       best_index = index;
@@ -101,9 +103,10 @@ class ScheduleSearch {
   /// A quarter of the tries, which cost some ten times the others, vary the rules of the best list
   /// schedule; the others move letters of the best of all.
   void improve() {
-    for (; tries < budget_.tries / 4 && !out_of_time(); ++tries) {
+    const bool has_list = !rules_.lead.empty();
+    for (; has_list && tries < budget_.tries / 4 && !out_of_time(); ++tries) {
       const ListRules rules = varied(rules_);
-      const Words words = ListScheduler(pipe_, rules).run({goal_, list_cost_.goal});
+      const Words words = ListScheduler(pipe_, rules).run(cutoff_of_lists());
       if (is_best_list(rules, words, true)) keep_if_better("list, rules varied", words);
     }
     move_letters();
@@ -116,6 +119,15 @@ class ScheduleSearch {
   int tries = 0;
 
  private:
+  /// Whether no order can be shorter than the best, but for rounding.
+  [[nodiscard]] bool is_shortest() const { return rating.cost.goal <= bound_ * (1 + 1e-9); }
+
+  /// What a list schedule has to keep to to be of use.
+  [[nodiscard]] Cutoff cutoff_of_lists() const {
+    if (!is_shortest()) return {goal_, list_cost_.goal};
+    return {goal_, std::min(list_cost_.goal, rating.cost.goal), rating.peak - memory_slack};
+  }
+
   /// @pre watch_.run(words) and runs_with_slots(words) gave true
   void keep_if_better(std::string_view name, const Words& words) {
     const auto& peaks = watch_.peak_memory();
@@ -252,6 +264,7 @@ class ScheduleSearch {
   std::span<const int> slots_;
   ScheduleGoal goal_;
   SearchBudget budget_;
+  double bound_;  // no order is shorter
   std::chrono::steady_clock::time_point begin_;
   Stopwatch watch_;
   SearchRandom random_;

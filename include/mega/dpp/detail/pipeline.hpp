@@ -58,6 +58,18 @@ inline void expect_profile(const PipelineProfile& profile) {
       });
     }
   }
+  expects(profile.activation_sizes.empty() || profile.activation_sizes.size() == stages,
+          ErrorCode::usage, [&] {
+            return sentence("the profile has sizes of activations of ",
+                            profile.activation_sizes.size(), " stages, not of p*v = ", stages);
+          });
+  for (const double& size : profile.activation_sizes) {
+    expects(size >= 0 && size < never, ErrorCode::usage, [&] {
+      return sentence("an activation of stage ", &size - profile.activation_sizes.data(),
+                      " has the size ", size, "; sizes are finite and not negative");
+    });
+  }
+  if (!profile.activation_sizes.empty()) return;  // which ranks have them, a placement says
   for (const double& cap : profile.caps) {
     expects(cap >= profile.v, ErrorCode::usage, [&] {
       return sentence("rank ", &cap - profile.caps.data(), " may hold ", cap,
@@ -94,7 +106,7 @@ class Pipeline {
       hop_up[s + 1] = times[s + 1].hop;
     }
     measure_work();
-    if (caps.empty()) caps.assign(at(p), never);
+    measure_memory(profile.activation_sizes);
     if (chunk_caps.empty()) chunk_caps.assign(stage_of.size(), m);
     for (std::size_t place = 0; place < profile.slots.size(); ++place)
       chunk_caps[place] = std::min(chunk_caps[place], profile.slots[place]);
@@ -111,13 +123,14 @@ class Pipeline {
   [[nodiscard]] double duration(ActionKind kind, int stage_index) const noexcept {
     return times[at(stage_index)].of(kind);
   }
-  /// What the action adds to the live activations of its rank.
-  [[nodiscard]] double memory(ActionKind kind) const noexcept {
+  /// What the action adds to the memory of its rank.
+  [[nodiscard]] double memory(ActionKind kind, int stage_index) const noexcept {
+    const double size = sizes[at(stage_index)];
     switch (kind) {
-      case ActionKind::forward: return 1;
-      case ActionKind::backward: return -1;
-      case ActionKind::backward_input: return kept - 1;
-      default: return -kept;
+      case ActionKind::forward: return size;
+      case ActionKind::backward: return -size;
+      case ActionKind::backward_input: return (kept - 1) * size;
+      default: return -kept * size;
     }
   }
 
@@ -125,29 +138,69 @@ class Pipeline {
   struct Work {
     double all = 0;
     double urgent = 0;  ///< of it without weight gradients
+    double head = 0;    ///< from the begin of the step to that of its first action, at least
     double tail = 0;  ///< from the end of its last input gradient to the end of the step, at least
   };
+
+  /// No order is shorter; 0 where pairs may overlap, which this does not foresee.
+  [[nodiscard]] double bound(ScheduleGoal goal) const {
+    double most = 0;
+    for (const Work& own : work) {
+      const double from_first = std::max(own.all, own.urgent + own.tail);
+      most = std::max(most, goal == ScheduleGoal::makespan ? own.head + from_first : own.all);
+    }
+    const auto is_paired = [](const ActionTimes& t) { return t.pair >= 0; };
+    return std::any_of(times.begin(), times.end(), is_paired) ? 0 : most;
+  }
 
   int p;
   int m;
   int v;
-  double kept;                     ///< of an activation between its I and its W
-  std::vector<double> caps;        ///< [p]
-  std::vector<int> chunk_caps;     ///< [p*v] by place
-  std::vector<ActionTimes> times;  ///< [p*v] by stage
-  std::vector<int> stage_of;       ///< [p*v] by place rank*v + chunk
-  std::vector<int> rank_of;        ///< [p*v] by stage
-  std::vector<double> hop_down;    ///< [p*v] from a stage to the next one, 0 on the same rank
-  std::vector<double> hop_up;      ///< [p*v] from a stage to the one before it
-  std::vector<Work> work;          ///< [p]
+  double kept;                      ///< of an activation between its I and its W
+  double unit = 1;                  ///< of caps and sizes: the largest of the profile's sizes
+  std::vector<double> caps;         ///< [p]
+  std::vector<double> sizes;        ///< [p*v] by stage, of one activation
+  std::vector<double> micro_sizes;  ///< [p] of one micro-batch's activations
+  std::vector<int> chunk_caps;      ///< [p*v] by place
+  std::vector<ActionTimes> times;   ///< [p*v] by stage
+  std::vector<int> stage_of;        ///< [p*v] by place rank*v + chunk
+  std::vector<int> rank_of;         ///< [p*v] by stage
+  std::vector<double> hop_down;     ///< [p*v] from a stage to the next one, 0 on the same rank
+  std::vector<double> hop_up;       ///< [p*v] from a stage to the one before it
+  std::vector<Work> work;           ///< [p]
 
  private:
+  void measure_memory(const std::vector<double>& given) {
+    sizes = given;
+    if (sizes.empty()) sizes.assign(stage_of.size(), 1.0);
+    unit = *std::max_element(sizes.begin(), sizes.end());
+    if (unit == 0) unit = 1;
+    for (double& size : sizes) size /= unit;
+    micro_sizes.assign(at(p), 0.0);
+    for (std::size_t s = 0; s < sizes.size(); ++s) micro_sizes[at(rank_of[s])] += sizes[s];
+    if (caps.empty()) caps.assign(at(p), never);
+    for (int rank = 0; rank < p; ++rank) {
+      double& cap = caps[at(rank)];
+      cap /= unit;
+      expects(cap >= micro_sizes[at(rank)] * (1 - memory_slack), ErrorCode::usage, [&] {
+        return sentence("rank ", rank, " may hold ", cap * unit,
+                        ", but one micro-batch alone keeps ", micro_sizes[at(rank)] * unit,
+                        " on its chunks");
+      });
+    }
+  }
+
   void measure_work() {
     work.assign(at(p), {});
+    double head = 0;
     double tail = duration(ActionKind::backward_weight, 0);
     for (int s = 0; s <= last_stage(); ++s) {
       Work& own = work[at(rank_of[at(s)])];
-      if (own.all == 0) own.tail = tail;
+      if (own.all == 0) {
+        own.head = head;
+        own.tail = tail;
+      }
+      head += times[at(s)].forward + hop_down[at(s)];
       const double urgent = m * (times[at(s)].forward + times[at(s)].backward_input);
       own.urgent += urgent;
       own.all += urgent + m * times[at(s)].backward_weight;
@@ -157,10 +210,11 @@ class Pipeline {
   }
 };
 
-/// Tells early that an order will not be short enough.
+/// Tells early that an order will not be short enough, or hold too much.
 struct Cutoff {
   ScheduleGoal goal = ScheduleGoal::makespan;
   double longest = never;  ///< what the goal may be
+  double fullest = never;  ///< below which every rank has to keep; for list schedules
 
   /// True if the goal will surely exceed `longest`.
   /// @param kind  of the action that the rank begins now   @param begin  when it began its first

@@ -151,7 +151,7 @@ class Stopwatch {
     const int stage = pipe_.stage(rank, letter.chunk);
     Done& done = done_[Pipeline::at(rank * pipe_.v + letter.chunk)];
     const auto r = Pipeline::at(rank);
-    live_[r] += pipe_.memory(letter.kind);
+    live_[r] += pipe_.memory(letter.kind, stage);
     peak_[r] = std::max(peak_[r], live_[r]);
     if (letter.kind == ActionKind::forward) {
       forward_[pipe_.slot(stage, done.forward++)] = end;
@@ -212,9 +212,14 @@ struct Rating {
   double peak = never;
 
   [[nodiscard]] bool is_better_than(const Rating& best) const {
-    if (cost.goal != best.cost.goal) return cost.goal < best.cost.goal;
+    if (!is_equal(cost.goal, best.cost.goal)) return cost.goal < best.cost.goal;
     if (peak > best.peak + memory_slack) return false;
-    return peak < best.peak - memory_slack || cost < best.cost;
+    return peak < best.peak - memory_slack || cost.other < best.cost.other;
+  }
+
+  /// But for rounding: sums of the same times in another order.
+  static constexpr bool is_equal(double a, double b) noexcept {
+    return a == b || (a < never && b < never && (a < b ? b - a : a - b) <= 1e-12 * b);
   }
 };
 
