@@ -404,7 +404,19 @@ class Plan(unittest.TestCase):
                 self.assertEqual(got["fault"]["kind"], kind)
                 done = self.run_plan("check", path)
                 self.assertEqual((done.returncode, done.stderr), (1, ""))
-                self.assertIn("invalid: " + got["fault"]["sentence"], done.stdout)
+                judged = "not supported" if kind == "out of order" else "invalid"
+                self.assertIn(f"{judged}: {got['fault']['sentence']}", done.stdout)
+                self.assertEqual(got.get("supported", True), kind != "out of order")
+
+    def test_orders_that_only_others_run_are_not_called_wrong(self):
+        # PyTorch runs both: rank 1 sends the second gradient first, and rank 0 waits for it first.
+        for text in ("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n", "0F1,0F0,0B1,0B0\n1F1,1F0,1B1,1B0\n"):
+            done = self.run_plan("check", self.file(text))
+            self.assertEqual(done.returncode, 1)
+            self.assertNotIn("invalid", done.stdout)
+            self.assertRegex(done.stdout, r"(?m)^not supported: .* breaks the ascending order of its chunk's micro-batches; here the "
+                                          r"micro-batches of each kind and chunk ascend")
+        self.assertIn("must ascend", self.run_plan("check", "--help").stdout)
 
     def test_only_what_stands_in_the_file_is_blamed(self):
         # All of these leave the loss and the transfers unsaid.
@@ -441,8 +453,46 @@ class Plan(unittest.TestCase):
         self.assertEqual(rows["zb-v", 2]["step"], 51)
         steps = [r["step"] for r in got["schedules"]]
         self.assertEqual(steps, sorted(steps))
-        self.assertEqual((got["best"], got["vpp"]), (got["schedules"][0]["schedule"], got["schedules"][0]["vpp"]))
+        self.assertEqual((got["fastest"], got["fastest_vpp"]), (got["schedules"][0]["schedule"], got["schedules"][0]["vpp"]))
         self.assertIn(got["best"], got["why"])
+
+    def test_of_equally_fast_schedules_the_one_with_least_memory_is_best(self):
+        common = ["compare", "--pp", 4, "--micro-batches", 16, "--model", "llama3-8b", "--flops", 4e14, "--vpp", "1,2"]
+        for tolerance in (None, 0, .5, 3, 12, 100):
+            more = [] if tolerance is None else ["--tolerance", tolerance]
+            within = .005 if tolerance is None else tolerance / 100
+            got = self.json(*common, *more)
+            rows = got["schedules"]
+            near = [row for row in rows if row["step"] <= rows[0]["step"] * (1 + within + 1e-9)]
+            best = next(row for row in rows if (row["schedule"], row["vpp"]) == (got["best"], got["vpp"]))
+            self.assertIn(best, near)
+            self.assertLessEqual(best["peak_bytes"], min(row["peak_bytes"] for row in near) * (1 + 1e-9))
+            self.assertEqual((got["tolerance"], got["trainer_flags"]), (within, best["trainer_flags"]))
+            self.assertEqual((got["fastest"], got["fastest_vpp"]), (rows[0]["schedule"], rows[0]["vpp"]))
+            text = self.run_plan(*common, *more).stdout
+            self.assertIn(f"\nbest: {best['schedule']} with {best['vpp']} chunk", text)
+            self.assertEqual(f"\nfastest: {rows[0]['schedule']} with {rows[0]['vpp']} chunk" in text, best != rows[0])
+            self.assertTrue(text.endswith(f"in the trainers: {best['trainer_flags']}\n"))
+        self.assertEqual((got["best"], got["vpp"]), ("v-min", 2))  # whatever it takes, the least memory
+        self.assertIn("% longer than that of 1f1b", got["why"])
+        # 1f1b holds what one micro-batch needs, gpipe all of them: no rounding may prefer it.
+        for m in (1, 3, 8):
+            for cost in (["--times", ".1,.1,.1"], ["--model", "gpt3-125m", "--flops", 1e12]):
+                got = self.json("compare", "--pp", 1, "--micro-batches", m, *cost, "--tolerance", 0)
+                self.assertEqual(got["best"], "1f1b")
+        self.refused(*common, "--tolerance", -1, says=["--tolerance", "0 to 100"])
+
+    def test_a_cap_in_bytes_counts_bytes(self):
+        """The last stages have fewer layers, so as many activations of theirs take less."""
+        common = ["compare", "--pp", 4, "--micro-batches", 16, "--model", "llama3-8b", "--flops", 4e14, "--vpp", 2]
+        for cap in (8, 9, 9.6, 10, 12):
+            rows = {row["schedule"]: row for row in self.json(*common, "--memory-cap", f"{cap}GB")["schedules"]}
+            self.assertLessEqual(max(row["peak_bytes"] for row in rows.values()), cap * 1e9 * (1 + 1e-9))
+            for place, names in (("loop", ("looped-bfs", "dfc", "split-dfc", "bfc")), ("v", ("zb-v", "v-half", "v-min", "v --memory-cap 7"))):
+                named = [rows[name]["step"] for name in names if name in rows]
+                self.assertLessEqual(rows[f"auto --placement {place}"]["step"], min(named, default=9) * (1 + 1e-12), (cap, place))
+        v = [name for name in self.json(*common, "--memory-cap", "9.6GB")["schedules"] if name["schedule"].startswith("v --")]
+        self.assertEqual([row["schedule"] for row in v], ["v --memory-cap 7"])
 
     def test_memory_cap_leaves_out(self):
         common = ["compare", "--pp", 4, "--micro-batches", 8, "--vpp", "1,2", "--times", "2,2,2"]
@@ -574,7 +624,7 @@ class Plan(unittest.TestCase):
         real = [([*schedule, "--name", "v"], "--memory-cap"), ([*schedule, "--name", "auto", "--tries", 5], "--memory-cap"),
                 ([*schedule, "--name", "zb-h1"], "--comm"), ([*schedule, "--name", "dualpipev"], "--pair"), (timed, "--comm"),
                 (timed, "--link-latency"), (linked, "--message-bytes"), (linked, "--link-bandwidth"), (timed, "--memory-cap"),
-                (counted, "--memory-cap"), (counted, "--flops"), (counted, "--link-bandwidth")]
+                (timed, "--tolerance"), (counted, "--memory-cap"), (counted, "--flops"), (counted, "--link-bandwidth")]
         numbers = ["0", "-1", "2147483647", "2147483648", "1e9", "1000000000", "99999999999999999999", "1e400"]
         never = ["nan", "inf", "-inf", "", "x", "1,", "0x10 "]
         for is_whole, options in ((True, whole), (False, real)):
@@ -633,6 +683,8 @@ class Plan(unittest.TestCase):
         self.refused(*sized, says=["--times", "--model"])
         self.refused(*sized, "--times", "1,1,1", "--model", "gpt3-125m", "--flops", 1e14, says=["both"])
         self.refused(*sized, "--model", "gpt3-125m", says=["--flops"])
+        self.refused(*sized, "--model", "/dev/null", "--flops", 1e14, says=["/dev/null", "not a regular file"])
+        self.assertNotIn("1,1,1", self.run_plan("compare", "--help").stdout)
         self.refused(*sized, "--model", "gpt5", "--flops", 1e14, says=["gpt5", "llama3-8b", "config.json"])
         self.refused(*sized, "--model", "gpt3-125m", "--flops", 1e14, "--vpp", 4, says=["12", "3"])
         self.refused("compare", "--pp", 13, "--micro-batches", 8, "--model", "gpt3-125m", "--flops", 1e14, says=["13", "12"])

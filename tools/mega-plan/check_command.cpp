@@ -149,6 +149,21 @@ nlohmann::ordered_json fault_json(const dpp::ScheduleView& schedule, const dpp::
   return out;
 }
 
+/// The order of such a file may run elsewhere; here it cannot.
+bool is_supported(const dpp::Verdict& verdict) {
+  return verdict.fault != dpp::Fault::out_of_order;
+}
+
+/// "valid", "invalid" or "not supported", and why.
+std::string judgement_text(const dpp::Verdict& verdict) {
+  if (verdict.ok()) return "valid: " + describe(verdict);
+  if (is_supported(verdict)) return "invalid: " + describe(verdict);
+  return sentence(
+      "not supported: ", describe(verdict),
+      "; here the micro-batches of each kind and chunk ascend, so that channels need no "
+      "tags and gradients add up in one order");
+}
+
 /// What the reader itself refutes.
 void print_wrong(const dpp::WrongSchedule& wrong, bool json) {
   if (!json) {
@@ -201,6 +216,7 @@ int run(const CheckArguments& arguments) {
       out["left_out"] = {
           {"unshard", read.unshards}, {"reshard", read.reshards}, {"idle", read.empty_cells}};
     }
+    if (!is_supported(judgement.verdict)) out["supported"] = false;
     if (!valid) out["fault"] = fault_json(view, judgement.verdict);
     if (judgement.run) put_figures(out, view, judgement);
     std::printf("%s\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
@@ -209,7 +225,7 @@ int run(const CheckArguments& arguments) {
   std::printf("%s: %s, %s, %s a rank\n%s", arguments.file.c_str(), counted(view.p, "rank").c_str(),
               counted(view.m, "micro-batch").c_str(), counted(view.v, "chunk").c_str(),
               left_out(read).empty() ? "" : (left_out(read) + "\n").c_str());
-  std::printf("%s: %s\n", valid ? "valid" : "invalid", describe(judgement.verdict).c_str());
+  std::printf("%s\n", judgement_text(judgement.verdict).c_str());
   if (judgement.run) std::fputs(figures_text(view, judgement).c_str(), stdout);
   return valid ? 0 : 1;
 }
@@ -243,7 +259,11 @@ void add_check(CLI::App& app, int& exit_code) {
       "leaves unsaid (loss, hand-overs inside a rank, reductions, missing transfers) stands at "
       "the\n"
       "cell that it belongs to. The file may be a pipe, as /dev/stdin.\n"
-      "Exit codes: 0 valid, 1 invalid, also where cells are missing, repeated or on a wrong rank,\n"
+      "Micro-batches of each kind and chunk must ascend: another order may run in PyTorch, and is\n"
+      "not supported here.\n"
+      "Exit codes: 0 valid, 1 invalid or not supported, also where cells are missing, repeated or "
+      "on\n"
+      "a wrong rank,\n"
       "2 not readable as such cells, or an output that could not be written.\n"
       "Example: mega-plan check schedule.csv --links blocking --json");
   command.callback([arguments, &command, &exit_code] {

@@ -5,7 +5,9 @@
 #include "step_model.hpp"
 #include <mega/core/error.hpp>
 #include <mega/dpp/cluster_simulator.hpp>
+#include <mega/dpp/placement.hpp>
 #include <mega/dpp/schedule.hpp>
+#include <mega/dpp/v_schedule.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -14,6 +16,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,6 +39,7 @@ struct CompareArguments {
   TransformerRunArguments run;
   double link_latency = 0;
   std::optional<std::string> link_bandwidth, message_bytes, memory_cap;
+  double tolerance = 0.5;  ///< percent
   bool json = false;
 };
 
@@ -60,8 +64,13 @@ struct LeftOut {
 };
 
 struct Comparison {
-  std::vector<Row> rows;  ///< best first
+  std::vector<Row> rows;  ///< fastest first
   std::vector<LeftOut> left_out;
+  double tolerance = 0;  ///< part of a step
+  std::size_t best = 0;  ///< of the rows: least memory of those as fast as the first but for that
+
+  [[nodiscard]] const Row& best_row() const { return rows[best]; }
+  [[nodiscard]] const Row& fastest() const { return rows.front(); }
 };
 
 /// Largest sum over a rank's live activations of what `memory` gives each stage; worst rank.
@@ -97,7 +106,7 @@ std::vector<Request> candidates(const StepModel& model, int v) {
     return request;
   };
   if (v == 1) {
-    for (const char* const name : {"gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"}) add(name);
+    for (const char* const name : {"1f1b", "gpipe", "eager-1f1b", "zb-h1", "zb-h2"}) add(name);
   } else {
     add("looped-bfs");
     add("dfc");
@@ -130,15 +139,18 @@ constexpr double search_effort = 5e7;  ///< actions timed by the local search
 
 class Comparer {
  public:
-  Comparer(const StepModel& model, std::optional<double> cap) : model_(model), cap_(cap) {}
+  /// @param tolerance  part of a step by which the best may be slower than the fastest
+  Comparer(const StepModel& model, std::optional<double> cap, double tolerance)
+      : model_(model), cap_(cap) {
+    found_.tolerance = tolerance;
+  }
 
   void consider(const std::vector<int>& chunks) {
     for (const int v : chunks) {
       for (Request& request : candidates(model_, v)) consider(request, v);
     }
-    std::stable_sort(found_.rows.begin(), found_.rows.end(), [](const Row& a, const Row& b) {
-      return a.step != b.step ? a.step < b.step : a.peak_memory < b.peak_memory;
-    });
+    sort();
+    choose();
   }
 
   [[nodiscard]] const Comparison& found() const noexcept { return found_; }
@@ -155,17 +167,38 @@ class Comparer {
   }
 
  private:
+  /// Fastest first; of those that differ by rounding only, less memory, then as they were named.
+  void sort() {
+    std::vector<Row>& rows = found_.rows;
+    if (rows.empty()) return;
+    const auto fastest = std::min_element(
+        rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.step < b.step; });
+    const auto rounded = [step = fastest->step](const Row& row) {
+      return std::llround(row.step / step * 1e9);
+    };
+    std::stable_sort(rows.begin(), rows.end(), [&](const Row& a, const Row& b) {
+      const auto one = rounded(a), other = rounded(b);
+      return one != other ? one < other : a.peak_memory < b.peak_memory;
+    });
+  }
+
+  /// Of those that are as fast as the fastest but for the tolerance and rounding, the one with the
+  /// least memory; of those the fastest.
+  void choose() {
+    constexpr double rounding = 1e-9;
+    const std::vector<Row>& rows = found_.rows;
+    for (std::size_t i = 1; i < rows.size(); ++i) {
+      if (rows[i].step > rows.front().step * (1 + found_.tolerance + rounding)) break;
+      if (rows[i].peak_memory < rows[found_.best].peak_memory * (1 - rounding)) found_.best = i;
+    }
+  }
+
   void consider(Request& request, int v) {
     const StageCosts costs = model_.stages(v, is_on_v(request));
-    // What a rank may hold, in chunks as large as its largest: every stage then fits.
-    const double largest = *std::max_element(costs.memory.begin(), costs.memory.end());
-    if (cap_ && (request.name == "v" || request.name == "auto"))
-      request.memory_cap = *cap_ / largest * (1 + 1e-12);
     if (request.name == "v") {
-      const double cap = request.memory_cap.value_or(0);
       // The named caps are there anyway.
-      if (!cap_ || cap >= 2.0 * model_.p) return;
-      request.memory_cap = std::max(2, static_cast<int>(cap));
+      if (!cap_ || *cap_ >= 2 * model_.p * largest_of(costs)) return;
+      request.memory_cap = largest_v_cap(costs);
     }
     const auto leave_out = [&](std::string why) {
       found_.left_out.push_back({label_of(request), v, std::move(why)});
@@ -183,9 +216,13 @@ class Comparer {
         return leave_out(
             sentence("its search is for up to ", most_searched_actions, " actions, not ", actions));
       }
-      // A micro-batch is alive on all chunks of a rank at once.
-      if (request.memory_cap.value_or(v) < v) return leave_out_for_memory(v * largest);
+      const double least = largest_micro_batch(costs, v, is_on_v(request));
+      if (cap_ && *cap_ < least) return leave_out_for_memory(least);
       request.times = costs.times;
+      if (cap_) {
+        request.activation_sizes = costs.memory;
+        request.memory_cap = *cap_ * (1 + 1e-12);
+      }
       for (dpp::ActionTimes& times : request.times) times.hop += transfer_time();
       request.tries = static_cast<int>(std::min(2000.0, search_effort / actions));
     }
@@ -201,6 +238,37 @@ class Comparer {
       return leave_out_for_memory(row.peak_memory);
     }
     found_.rows.push_back(std::move(row));
+  }
+
+  [[nodiscard]] static double largest_of(const StageCosts& costs) {
+    return *std::max_element(costs.memory.begin(), costs.memory.end());
+  }
+
+  /// What a micro-batch holds on the chunks of a rank, where that is most.
+  [[nodiscard]] double largest_micro_batch(const StageCosts& costs, int v, bool on_v) const {
+    std::vector<double> held(static_cast<std::size_t>(model_.p), 0.0);
+    for (int stage = 0; stage < model_.p * v; ++stage) {
+      const int rank = on_v ? dpp::VPlacement::rank_of(stage, model_.p, v)
+                            : dpp::LoopPlacement::rank_of(stage, model_.p, v);
+      held[static_cast<std::size_t>(rank)] += costs.memory[static_cast<std::size_t>(stage)];
+    }
+    return *std::max_element(held.begin(), held.end());
+  }
+
+  /// The largest cap of the V schedule with which no rank exceeds the comparison's; 2 if none does.
+  /// Its caps count activations, of which some are smaller than others.
+  [[nodiscard]] int largest_v_cap(const StageCosts& costs) const {
+    const double enough = *cap_ * (1 + 1e-9);
+    const auto fits = [&](int cap) {
+      const dpp::VSchedule policy{{cap}};
+      return peak_of(dpp::make_schedule(policy, model_.p, model_.m, 2), costs.memory) <= enough;
+    };
+    int fitting = std::max(2, static_cast<int>(enough / largest_of(costs)));
+    for (int beyond = 2 * model_.p; beyond - fitting > 1;) {
+      const int middle = std::midpoint(fitting, beyond);
+      (fits(middle) ? fitting : beyond) = middle;
+    }
+    return fitting;
   }
 
   /// Of one message on an idle link.
@@ -239,32 +307,48 @@ class Comparer {
   std::string least_label_;
 };
 
-/// What the best row is told against: 1f1b, else dfc, else the next best.
-const Row& yardstick(const std::vector<Row>& rows) {
+/// What the best row is told against: 1f1b, else dfc, else the fastest other.
+const Row& yardstick(const Comparison& comparison) {
+  const std::vector<Row>& rows = comparison.rows;
   for (const char* const name : {"1f1b", "dfc"}) {
-    for (std::size_t i = 1; i < rows.size(); ++i) {
-      if (rows[i].request.name == name) return rows[i];
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (i != comparison.best && rows[i].request.name == name) return rows[i];
     }
   }
-  return rows[1];
+  return rows[comparison.best == 0 ? 1 : 0];
+}
+
+std::string name_of(const Row& row) {
+  return sentence(row.label, " with ", counted(row.v, "chunk"), " a rank");
 }
 
 /// The choice in one sentence.
 std::string reason(const Comparison& comparison, const Comparer& comparer) {
   const std::vector<Row>& rows = comparison.rows;
-  const Row& best = rows.front();
-  const auto name = [](const Row& row) {
-    return sentence(row.label, " with ", counted(row.v, "chunk"), " a rank");
-  };
-  if (rows.size() == 1) return sentence("best: ", name(best), ", the only schedule that fits");
-  const Row& other = yardstick(rows);
+  const Row& best = comparison.best_row();
+  if (rows.size() == 1) return sentence("best: ", name_of(best), ", the only schedule that fits");
+  const Row& other = yardstick(comparison);
   const double gain = 100 * (1 - best.step / other.step);
   const auto bubble = [](const Row& row) { return fixed(100 * row.bubble_wall, 1); };
-  return sentence("best: ", name(best), ", whose step of ", best.step, " is ",
-                  gain < 0.05 ? std::string("as short as") : fixed(gain, 1) + " % shorter than",
-                  " that of ", name(other), ", with ", bubble(best), " % bubble against ",
+  const std::string difference = fixed(std::abs(gain), 1) + (gain < 0 ? " % longer" : " % shorter");
+  return sentence("best: ", name_of(best), ", whose step of ", best.step, " is ",
+                  std::abs(gain) < 0.05 ? std::string("as short as") : difference + " than",
+                  " that of ", name_of(other), ", with ", bubble(best), " % bubble against ",
                   bubble(other), " % and a peak of ", comparer.memory_text(best.peak_memory),
                   " against ", comparer.memory_text(other.peak_memory));
+}
+
+/// What a shorter step than the best's would cost; empty where the best is the fastest.
+std::string fastest_text(const Comparison& comparison, const Comparer& comparer) {
+  const Row& best = comparison.best_row();
+  const Row& fastest = comparison.fastest();
+  if (comparison.best == 0) return {};
+  const double gain = 100 * (1 - fastest.step / best.step);
+  return sentence("fastest: ", name_of(fastest), ", whose step of ", fastest.step, " is ",
+                  gain < 0.005 ? std::string("as short") : fixed(gain, 2) + " % shorter",
+                  ", with a peak of ", comparer.memory_text(fastest.peak_memory), " against ",
+                  comparer.memory_text(best.peak_memory), "; within ", 100 * comparison.tolerance,
+                  " % of it (--tolerance) the least memory is best");
 }
 
 /// What makes the trainers run the schedule of a row. A search holds no more than it is allowed, in
@@ -354,18 +438,24 @@ void print_text(const Comparison& comparison, const Comparer& comparer, const St
                 counted(each.v, "chunk").c_str(), each.why.c_str());
   }
   std::printf("\n%s\n", reason(comparison, comparer).c_str());
-  const std::vector<int>& layers = comparison.rows.front().layers;
+  const std::string fastest = fastest_text(comparison, comparer);
+  if (!fastest.empty()) std::printf("%s\n", fastest.c_str());
+  const std::vector<int>& layers = comparison.best_row().layers;
   if (!layers.empty()) std::printf("layers by stage: %s\n", joined(layers).c_str());
-  std::printf("in the trainers: %s\n", trainer_flags(comparison.rows.front()).c_str());
+  std::printf("in the trainers: %s\n", trainer_flags(comparison.best_row()).c_str());
 }
 
 void print_json(const Comparison& comparison, const Comparer& comparer, const StepModel& model) {
   nlohmann::ordered_json out = {{"ranks", model.p},
                                 {"micro_batches", model.m},
                                 {"unit", model.transformer ? "seconds" : "of --times"},
-                                {"best", comparison.rows.front().label},
-                                {"vpp", comparison.rows.front().v},
-                                {"why", reason(comparison, comparer)}};
+                                {"best", comparison.best_row().label},
+                                {"vpp", comparison.best_row().v},
+                                {"why", reason(comparison, comparer)},
+                                {"trainer_flags", trainer_flags(comparison.best_row())},
+                                {"tolerance", comparison.tolerance},
+                                {"fastest", comparison.fastest().label},
+                                {"fastest_vpp", comparison.fastest().v}};
   auto& rows = out["schedules"] = nlohmann::ordered_json::array();
   for (const Row& row : comparison.rows) {
     auto& entry =
@@ -396,7 +486,11 @@ void run(const CompareArguments& arguments, const CLI::App& command) {
     cap = model.transformer ? bytes_of("--memory-cap", *arguments.memory_cap)
                             : amount_of("--memory-cap", *arguments.memory_cap);
   }
-  Comparer comparer(model, cap);
+  expects(arguments.tolerance >= 0 && arguments.tolerance <= 100, ErrorCode::usage, [&] {
+    return sentence("--tolerance is ", arguments.tolerance,
+                    "; valid are 0 to 100, in percent of the shortest step");
+  });
+  Comparer comparer(model, cap, arguments.tolerance / 100);
   comparer.consider(chunks_to_try(arguments, model));
   const Comparison& found = comparer.found();
   expects(!found.rows.empty(), ErrorCode::usage, [&] {
@@ -418,13 +512,14 @@ void run(const CompareArguments& arguments, const CLI::App& command) {
 
 void add_compare(CLI::App& app, int& /*exit_code*/) {
   CLI::App& command = *app.add_subcommand(
-      "compare", "Times all schedules for one pipeline, best first, and says which to take");
+      "compare", "Times all schedules for one pipeline, fastest first, and says which to take");
   const auto a = std::make_shared<CompareArguments>();
   const auto into = [](auto& value) { return [&value](auto given) { value = given; }; };
   add_whole(command, "--pp", into(a->p), "pipeline ranks")->required();
   add_whole(command, "--micro-batches", into(a->m), "micro-batches of a step")->required();
   command.add_option("--vpp", a->vpp, "chunks a rank to try, as 1,2; by default 1, 2 and 4");
   a->times.add_to(command, "one micro-batch on one rank, all its chunks together");
+  a->times.times_option->default_str("");
   command.add_option("--model", a->model, bundled_models() + ", or a Hugging Face config.json");
   const auto add_sized = [&](const char* option, int& value, const char* text) {
     add_whole(command, option, into(value), text)->default_str(std::to_string(value));
@@ -442,6 +537,10 @@ void add_compare(CLI::App& app, int& /*exit_code*/) {
   command.add_option("--memory-cap", a->memory_cap,
                      "of a rank's live activations: bytes with --model, else activations of a\n"
                      "rank's share of a micro-batch (1 chunk of v is 1/v of it)");
+  add_number(command, "--tolerance", into(a->tolerance),
+             "percent of the shortest step that another may take longer and still be best,\n"
+             "if it holds less memory")
+      ->default_str("0.5");
   command.add_flag("--json", a->json, "print one JSON object");
   command.footer(
       "Assumed: ranks alike; F, I and W of fixed length, and splitting them costs nothing; a link "

@@ -68,6 +68,7 @@ MadeSchedule search(const Request& request, int v) {
   profile.m = request.m;
   profile.v = v;
   profile.times = request.times;
+  profile.activation_sizes = request.activation_sizes;
   if (request.memory_cap)
     profile.caps.assign(static_cast<std::size_t>(request.p), *request.memory_cap);
   const std::string goal = request.goal.value_or("makespan");

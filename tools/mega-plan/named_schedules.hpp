@@ -22,11 +22,13 @@ struct Request {
   int m = 1;
   std::optional<int> v;
   std::optional<int> group_size;
-  std::optional<double> memory_cap;  ///< live activations of a chunk on each rank
+  /// Live activations of a chunk on each rank; for auto in the unit of activation_sizes if given.
+  std::optional<double> memory_cap;
   std::optional<std::string> weights;
   std::optional<std::string> placement;
   /// What the automatic search looks at; other schedules do not depend on them.
   std::vector<mega::dpp::ActionTimes> times{{}};  ///< of a chunk: one entry for all, or by stage
+  std::vector<double> activation_sizes{};         ///< by stage; empty: 1 each
   std::optional<std::string> goal;
   std::optional<int> tries;
 };

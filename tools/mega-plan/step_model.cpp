@@ -10,7 +10,9 @@
 
 #include <array>
 #include <cstddef>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 
 namespace plan {
 
@@ -62,7 +64,8 @@ Model model_of(const std::string& name) {
   for (const Model& model : bundled) {
     if (model.name == name) return model;
   }
-  expects(name.ends_with(".json"), ErrorCode::usage, [&] {
+  std::error_code unknown;
+  expects(name.ends_with(".json") || std::filesystem::exists(name, unknown), ErrorCode::usage, [&] {
     return sentence("there is no model '", name, "'; valid are ", bundled_models(),
                     ", or the path of a config.json");
   });

@@ -89,9 +89,14 @@ class WrongSchedule : public Error {
 
 /// One sentence on what read_csv() left out; empty if nothing.
 [[nodiscard]] inline std::string left_out(const CsvSchedule& read) {
-  if (read.unshards + read.reshards + read.empty_cells == 0) return {};
-  return sentence("left out: ", read.unshards, " UNSHARD, ", read.reshards, " RESHARD, ",
-                  read.empty_cells, " idle steps");
+  std::string text;
+  const auto add = [&](std::size_t count, std::string_view what) {
+    if (count > 0) text += sentence(text.empty() ? "left out: " : ", ", count, " ", what);
+  };
+  add(read.unshards, "UNSHARD");
+  add(read.reshards, "RESHARD");
+  add(read.empty_cells, read.empty_cells == 1 ? "idle step" : "idle steps");
+  return text;
 }
 
 namespace detail {

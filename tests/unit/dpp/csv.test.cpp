@@ -200,6 +200,12 @@ TEST_CASE("dpp: csv reads every word") {
   CHECK(read.reshards == 1);
   CHECK(read.empty_cells == 3);
   CHECK(left_out(read) == "left out: 2 UNSHARD, 1 RESHARD, 3 idle steps");
+  CsvSchedule other = read;
+  other.unshards = 0;
+  other.empty_cells = 1;
+  CHECK(left_out(other) == "left out: 1 RESHARD, 1 idle step");
+  other.reshards = other.empty_cells = 0;
+  CHECK(left_out(other).empty());
   CHECK(left_out(read_csv("0F0")).empty());
 }
 

@@ -432,7 +432,7 @@ TEST_CASE("dpp: Megatron-LM's grid of ranks, group sizes, micro-batches and chun
         CAPTURE(m);
         CAPTURE(v);
         const Interleaved policy{{group}};
-        if (group > m) {  // a group of 9 or 11 micro-batches out of 8
+        if (group > m) {  // 9 or 11 of 8 micro-batches, which its runs refuse as well
           CHECK_THROWS_WITH_AS((void)make_schedule(policy, p, m, v),
                                doctest::Contains("the nearest valid one is 8"), Error);
           ++refused;
