@@ -120,8 +120,9 @@ inline AutoSchedule search_sites(const PipelineProfile& profile, ScheduleGoal go
 /// before a weight gradient, for several limits of how far forwards run ahead and of how well a
 /// weight gradient must fit the gap it fills. Then a local search varies the rules of the best list
 /// schedule and moves single actions on the critical path. What exceeds a cap is no candidate; of
-/// equally short orders the one with the least peak of any rank wins, then the one that came first.
-/// Every order keeps the micro-batches of a (chunk, kind) ascending and is proven by verify().
+/// equally short orders, but for rounding, the one with the least peak of any rank wins, then the
+/// one that came first. Every order keeps the micro-batches of a (chunk, kind) ascending and is
+/// proven by verify().
 /// @param places  which rank holds which stage; the times are by stage, so they are the same on
 ///                all. Policies made for another placement stay out; a placement with every stage
 ///                where an earlier one has it is passed over
