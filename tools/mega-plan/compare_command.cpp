@@ -299,7 +299,6 @@ class Comparer {
     return row;
   }
 
- private:
   const StepModel& model_;
   std::optional<double> cap_;
   Comparison found_;
