@@ -144,7 +144,8 @@ build_programs() {
 # Cheap checks first; the first stage that fails ends the run.
 run_tests() {
   install_missing "${TEST_PACKAGES[@]}"
-  local options=(-D MEGA_BUILD_TESTS=ON -D MEGA_WERROR=ON -D MEGA_REQUIRE_PACKAGES=ON)
+  local options=(-D MEGA_BUILD_TESTS=ON -D MEGA_WERROR=ON -D MEGA_REQUIRE_PACKAGES=ON
+                 -D MEGA_COMBINE=ON)
   configure release "${options[@]}" -D MEGA_BUILD_BENCHMARKS=ON
   say "checking the sources"
   ctest --preset release -L source

@@ -7,7 +7,8 @@
 #
 # The other .cpp and .cu files of a program's folder belong to it, and those of benchmarks/gpu to
 # benchmarks/gpu_step.cu. .cu files are compiled only with MEGA_WITH_CUDA; the target cuda_programs
-# builds what has them.
+# builds what has them. With MEGA_COMBINE the sources of a program are compiled as one.
+include(MegaCombine)
 include(MegaIncludes)
 
 if(MEGA_WITH_CUDA)
@@ -64,6 +65,7 @@ function(mega_add_program target name folder)
     file(GLOB device_sources CONFIGURE_DEPENDS ${folder}/*.cu)
     list(APPEND sources ${device_sources})
   endif()
+  mega_combine_parts(sources ${target} ${sources})
   mega_add_executable(${target} ${sources})
   if(TARGET ${target})
     set_target_properties(${target} PROPERTIES
@@ -106,7 +108,8 @@ function(mega_add_benchmarks)
     if(name STREQUAL "gpu_step")
       file(GLOB parts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/benchmarks/gpu/*.cu)
     endif()
-    mega_add_executable(bench_${name} ${source} ${parts})
+    mega_combine_parts(parts bench_${name} ${source} ${parts})
+    mega_add_executable(bench_${name} ${parts})
     if(TARGET bench_${name})
       # Their includes of their own parts and of the trainers' choices are paths from the root.
       target_include_directories(bench_${name} PRIVATE ${PROJECT_SOURCE_DIR})
