@@ -6,6 +6,7 @@
 #include "job_checks.hpp"
 #include "layer_choice.hpp"
 #include "order_choice.hpp"
+#include "recorded_decisions.hpp"
 #include "schedule_choice.hpp"
 #include <mega/core/error.hpp>
 #include <mega/core/mesh.hpp>

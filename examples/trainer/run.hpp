@@ -156,11 +156,11 @@ class TrainingRun {
             "; give that one, so that samples and dropout go on where they stopped");
       });
       const nlohmann::json own = describe_model();
-      for (const auto& [key, value] : own.items()) {
-        const nlohmann::json saved = loaded.state.model.value(key, nlohmann::json());
-        mega::expects(saved == value, mega::ErrorCode::usage, [&] {
-          return mega::sentence("the checkpoint in ", loaded.path, " is of a model with ", key, " ",
-                                saved.dump(), ", not ", value.dump());
+      for (const auto& part : own.items()) {
+        const nlohmann::json saved = loaded.state.model.value(part.key(), nlohmann::json());
+        mega::expects(saved == part.value(), mega::ErrorCode::usage, [&] {
+          return mega::sentence("the checkpoint in ", loaded.path, " is of a model with ",
+                                part.key(), " ", saved.dump(), ", not ", part.value().dump());
         });
       }
       if (dial_) resume_dial(loaded.state.model);
