@@ -22,7 +22,7 @@ struct SlowRank {
   int rank = 0;
   double factor = 1;            ///< of its own work: the median since then
   std::int64_t since_step = 0;  ///< first step of the interval in which it was slow first
-  bool by_history = false;      ///< compared with its own past, for want of peers
+  bool by_history = false;      ///< compared with its own past: it is not slow among its peers
 };
 
 /// "rank 3 computes 1.50 times as long as its peers since step 8".
@@ -42,9 +42,11 @@ struct SlowRankOptions {
 /// The rule, apart from how the figures travel. Peers are ranks with equal work: those at one place
 /// of the pipeline. A rank is slow in an observation if its time exceeds the lower median of its
 /// peers by the smallest effect and by `deviations` robust standard deviations (1.4826 of the lower
-/// median of the absolute deviations), so half of the peers may be slow at once. A rank without
-/// peers is compared with the median of its own first observations, and only as far as the other
-/// ranks did not slow down as it did. What has lasted is said once, and again after it had ended.
+/// median of the absolute deviations), so half of the peers may be slow at once. A rank that has no
+/// peers, or is not slow among them, is compared with the median of its own first observations, and
+/// only as far as the other ranks did not slow down as it did: so two ranks that are each other's
+/// only peers can both have become slow. What has lasted is said once, and again after it had
+/// ended.
 class SlowRankRule {
  public:
   /// @param peers  peers[r]: the number of rank r's set of peers
@@ -61,21 +63,22 @@ class SlowRankRule {
     const std::vector<double> past = against_past(seconds);
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       State& state = ranks_[r];
-      const std::vector<double> set = of_peers(static_cast<int>(r), seconds);
-      const bool alone = set.size() < 2;
       double ratio = 0, threshold = 1 + options_.smallest_effect;
-      if (seconds[r] > 0 && !alone) {
-        const double middle = lower_median(set);
-        std::vector<double> away;
-        for (const double value : set) away.push_back(std::abs(value - middle));
-        ratio = seconds[r] / middle;
-        threshold =
-            std::max(threshold, 1 + options_.deviations * 1.4826 * lower_median(away) / middle);
-      } else if (seconds[r] > 0 && past[r] > 0) {
-        std::vector<double> others;
-        for (std::size_t o = 0; o < past.size(); ++o)
+      bool by_history = false;
+      if (const std::vector<double> set = of_peers(static_cast<int>(r), seconds);
+          seconds[r] > 0 && set.size() > 1) {
+        ratio = seconds[r] / lower_median(set);
+        threshold = threshold_among(set);
+      }
+      if (ratio <= threshold && seconds[r] > 0 && past[r] > 0) {
+        std::vector<double> known, others;
+        for (std::size_t o = 0; o < past.size(); ++o) {
+          if (past[o] > 0) known.push_back(past[o]);
           if (o != r && past[o] > 0) others.push_back(past[o]);
-        ratio = others.empty() ? past[r] : past[r] / std::max(1.0, lower_median(others));
+        }
+        const double own = others.empty() ? past[r] : past[r] / std::max(1.0, lower_median(others));
+        by_history = own > threshold_among(known);
+        if (by_history) ratio = own, threshold = 0;
       }
       if (ratio <= threshold) {
         state.streak.clear();
@@ -87,7 +90,8 @@ class SlowRankRule {
       state.streak.push_back(ratio);
       if (static_cast<int>(state.streak.size()) < options_.persistence) continue;
       state.said = true;
-      out.push_back({static_cast<int>(r), lower_median(state.streak), state.since_step, alone});
+      out.push_back(
+          {static_cast<int>(r), lower_median(state.streak), state.since_step, by_history});
     }
     return out;
   }
@@ -106,6 +110,15 @@ class SlowRankRule {
     const auto at = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
     std::nth_element(values.begin(), at, values.end());
     return *at;
+  }
+
+  /// Times their lower median, above which one of them stands out.
+  [[nodiscard]] double threshold_among(const std::vector<double>& values) const {
+    const double middle = lower_median(values);
+    std::vector<double> away;
+    for (const double value : values) away.push_back(std::abs(value - middle));
+    return 1 + std::max(options_.smallest_effect,
+                        options_.deviations * 1.4826 * lower_median(away) / middle);
   }
 
   [[nodiscard]] std::vector<double> of_peers(int rank, const std::vector<double>& seconds) const {

@@ -116,6 +116,33 @@ TEST_CASE("scan: a rank without peers is compared with its own past, unless all 
   }
 }
 
+TEST_CASE("scan: two ranks that are each other's only peers are both named when both become slow") {
+  const std::vector<int> stages{0, 0, 1, 1};
+  for (const auto& [first, second] : {std::pair(1.5, 1.5), {1.5, 2.0}, {3.0, 1.6}}) {
+    CAPTURE(first);
+    CAPTURE(second);
+    SlowRankRule rule(stages);
+    std::vector<SlowRank> said;
+    for (int o = 0; o < 14; ++o) {
+      auto all = times(4, o, 0.03);
+      if (o >= 6) all[2] *= first, all[3] *= second;
+      for (const SlowRank& slow : rule.observe(o, all)) said.push_back(slow);
+    }
+    REQUIRE(said.size() == 2);
+    CHECK(said[0].rank == 2);
+    CHECK(said[1].rank == 3);
+    for (const SlowRank& slow : said) CHECK(slow.since_step == 6);
+    CHECK((said[0].by_history || said[1].by_history));
+  }
+  // A stage that has had more work from the beginning has not become slow.
+  SlowRankRule rule(stages);
+  for (int o = 0; o < 14; ++o) {
+    auto all = times(4, o, 0.03);
+    all[2] *= 2, all[3] *= 2;
+    CHECK(rule.observe(o, all).empty());
+  }
+}
+
 TEST_CASE("scan: times that are not known accuse nobody") {
   SlowRankRule rule(std::vector<int>(3, 0));
   for (int o = 0; o < 10; ++o) {
