@@ -42,6 +42,8 @@ struct ClockModel {
 struct Alignment {
   std::vector<ClockModel> clocks;  ///< by index into Trace::ranks
   std::string refusal;             ///< why the clocks cannot be aligned; empty: they are
+  bool mismatched = false;         ///< refused because operations do not fit together in time: the
+                                   ///< files are not of one run, or the matching is wrong
   double residual_mad_us = 0;      ///< of the members' ends around their common end
   double residual_p99_us = 0;
   double bound_us = 0;          ///< width of the widest corridor: no offset is off by more
@@ -104,6 +106,7 @@ class Aligner {
     if (!out_.refusal.empty()) models_.assign(models_.size(), ClockModel{});
     for (std::size_t r = 0; r < t_.ranks.size(); ++r) out_.clocks[r] = models_[clock_of_[r]];
     count_violations();
+    if (out_.refusal.empty()) doubt_violations();
     return std::move(out_);
   }
 
@@ -203,9 +206,10 @@ class Aligner {
   /// agree less.
   void place() {
     std::vector<char> known(models_.size(), 1);
+    const std::vector<char> silent = find_silent();
     for (std::size_t r = 0; r < t_.ranks.size(); ++r) {
       // A rank without a record has no clock to find.
-      if (!t_.ranks[r].missing) known[clock_of_[r]] = 0;
+      if (!t_.ranks[r].missing && silent[r] == 0) known[clock_of_[r]] = 0;
     }
     auto left = static_cast<std::size_t>(std::count(known.begin(), known.end(), 0));
     if (left == 0) return;
@@ -232,6 +236,23 @@ class Aligner {
       out_.refusal = sentence("the ranks fall into ", components,
                               " sets that share no operation, so their clocks cannot be compared");
     }
+  }
+
+  /// Ranks whose files hold no operation with others at all, as where a profile lacks the device's
+  /// part; none where there are no two others that could be aligned without them.
+  [[nodiscard]] std::vector<char> find_silent() {
+    std::vector<char> silent(t_.ranks.size(), 1);
+    for (std::size_t i = 0; i < t_.communications.size(); ++i)
+      silent[t_.rank_index(t_.events[t_.communications[i].event])] = 0;
+    const auto heard = std::count(silent.begin(), silent.end(), 0);
+    if (heard < 2) return std::vector<char>(t_.ranks.size(), 0);
+    for (std::size_t r = 0; r < t_.ranks.size(); ++r) {
+      if (silent[r] == 0 || t_.ranks[r].missing) continue;
+      out_.notes.push_back(sentence("rank ", t_.ranks[r].rank,
+                                    " has no operation with others in its file, so its clock is "
+                                    "left as it is"));
+    }
+    return silent;
   }
 
   std::size_t place_wave(const std::vector<Meeting>& meetings, std::vector<char>& known,
@@ -427,6 +448,7 @@ class Aligner {
     std::nth_element(values.begin(), p99, values.end());
     out_.residual_p99_us = *p99 / 1000;
     if (models_.size() > 1 && out_.residual_mad_us > options_.refuse_above_us) {
+      out_.mismatched = true;
       out_.refusal =
           sentence("the ends of matched operations scatter by ", out_.residual_mad_us,
                    " us around each other (median), more than the ", options_.refuse_above_us,
@@ -470,6 +492,7 @@ class Aligner {
       std::string who;
       for (const std::int32_t rank : out_.contradiction)
         who += sentence(who.empty() ? "rank " : ", rank ", rank);
+      out_.mismatched = true;
       out_.refusal =
           sentence("the matched operations contradict each other whatever the clocks: ", who,
                    " ended before the next of them had begun, in a circle; ",
@@ -559,6 +582,16 @@ class Aligner {
     }
   }
 
+  /// Where ranks read one clock, nothing is left to fit. A few stamps may be wrong.
+  void doubt_violations() {
+    if (out_.violations < 3 || out_.violations * 20 <= out_.checked) return;
+    out_.mismatched = true;
+    out_.refusal = sentence("the ranks read one clock, says the recorder, yet ", out_.violations,
+                            " of ", out_.checked,
+                            " members end before their operation can have begun: these files are "
+                            "not of one run, or the matching is wrong");
+  }
+
   static constexpr std::size_t absent = std::numeric_limits<std::size_t>::max();
   static constexpr Nanoseconds unbounded = std::numeric_limits<Nanoseconds>::max();
   /// Passes of the soft estimate: offsets first, then drifts against an ever better common time.
@@ -586,6 +619,26 @@ class Aligner {
 };
 
 }  // namespace detail
+
+/// Whether it is known when the members of an operation came and went, one against the other: by
+/// clocks that are aligned, or by the one that all of them read.
+[[nodiscard]] inline bool is_timed(const Trace& trace, const Matches& matches,
+                                   const Alignment& alignment, const Instance& instance) {
+  if (alignment.aligned()) return true;
+  const auto ranks = matches.ranks_of(instance);
+  const std::string& clock = trace.ranks[ranks.front()].clock;
+  return !alignment.mismatched && !clock.empty() &&
+         std::all_of(ranks.begin(), ranks.end(),
+                     [&](TableIndex r) { return trace.ranks[r].clock == clock; });
+}
+
+/// Of all operations.
+[[nodiscard]] inline bool are_timed(const Trace& trace, const Matches& matches,
+                                    const Alignment& alignment) {
+  return alignment.aligned() ||
+         std::all_of(matches.instances.begin(), matches.instances.end(),
+                     [&](const Instance& i) { return is_timed(trace, matches, alignment, i); });
+}
 
 /// The clock of the first rank is the reference. A refusal leaves every clock as it was.
 /// Cost: a few passes over the matched communications, and Bellman-Ford over pairs of clocks that

@@ -25,6 +25,7 @@
 #include <mega/scan/verdicts/host_delay.hpp>
 #include <mega/scan/verdicts/job_layout.hpp>
 #include <mega/scan/verdicts/kernel_times.hpp>
+#include <mega/scan/verdicts/lost_places.hpp>
 #include <mega/scan/verdicts/pending.hpp>
 #include <mega/scan/verdicts/propagation.hpp>
 #include <mega/scan/verdicts/rank_speeds.hpp>
@@ -59,10 +60,35 @@ inline void doubt_few_steps(Diagnosis& diagnosis, std::size_t steps) {
                                      ": too few to tell what lasts from what happened once"));
 }
 
+/// That a launch came late in one or two steps matters if somebody waited for it.
+inline void drop_hosts(Diagnosis& diagnosis) {
+  std::erase_if(diagnosis.verdicts, [&](const Verdict& v) {
+    if (v.what != VerdictClass::host_delay) return false;
+    diagnosis.notes.push_back(sentence("no verdict, because who waited for whom is not known: ",
+                                       v.evidence.empty() ? std::string() : v.evidence.front()));
+    return true;
+  });
+}
+
+/// Files whose operations do not fit together in time may be of different runs, whose ranks are no
+/// peers.
+inline void doubt_mismatched(Diagnosis& diagnosis) {
+  bool doubtful = false;
+  for (Verdict& v : diagnosis.verdicts) {
+    if (v.what == VerdictClass::hang) continue;
+    v.confidence = std::min(v.confidence, 0.5);
+    doubtful = true;
+  }
+  if (!doubtful) return;
+  diagnosis.notes.push_back(
+      "operations of the ranks do not fit together in time, so no verdict is sure");
+}
+
 }  // namespace detail
 
 /// Cost: a sort of the kernels and a few passes. Deterministic. Works without alignment; paths, and
-/// what of all waiting goes back to whom, need it.
+/// what of all waiting goes back to whom, need it. Where operations do not fit together in time, no
+/// verdict is sure.
 /// @param waits, delays  of this trace, see find_waits() and find_delay_costs()
 [[nodiscard]] inline Diagnosis diagnose(const Trace& trace, const Matches& matches,
                                         const Alignment& alignment, const WaitReport& waits,
@@ -75,6 +101,12 @@ inline void doubt_few_steps(Diagnosis& diagnosis, std::size_t steps) {
   };
   JobLayout job = lay_out(trace);
   out.step_time = job.step_time;
+  out.unjudged = job.silent;
+  for (const std::int32_t rank : job.silent) {
+    out.notes.push_back(sentence("rank ", rank,
+                                 " recorded no work of its device: it is not judged, and others "
+                                 "may have waited for it"));
+  }
   add(trace.outstanding.empty() ? find_pending(trace, matches, job, options)
                                 : report_outstanding(trace, out.notes));
   if (are_strangers(trace, matches)) {
@@ -96,22 +128,27 @@ inline void doubt_few_steps(Diagnosis& diagnosis, std::size_t steps) {
   add(find_slow_gpus(job, times, speeds, usually));
   add(find_interrupted_gpus(trace, job, times, speeds, usually, in_sum, options));
   add_device_evidence(out.verdicts, trace, job);
+  doubt_slow_gpus(out.verdicts, job);
   add(find_data_imbalance(job, times, speeds, load, options));
   add(find_slow_links(trace, matches, job, options, out.notes));
   add(find_late_hosts(trace, job, options));
-  add(find_late_steps(trace, job, options));
+  add(find_late_steps(trace, job, alignment, options));
 
   const bool few = job.steps.size() <= detail::few_steps;
   const WaitBill bill = bill_waits(job, delays);
-  const bool billed = alignment.aligned() && bill.part >= options.wait_part;
+  // Those who came last of the ranks that are known need not have been the last.
+  const bool known = alignment.aligned() && job.silent.empty();
+  const bool billed = known && bill.part >= options.wait_part;
   // Where nothing can be seen to last, the waiting has to say what mattered.
   if (!few && billed) drop_unawaited_hosts(out.verdicts, job, bill, options, out.notes);
+  if (few && !known) detail::drop_hosts(out);
   if (few && billed) {
     check_shares(out.verdicts, job, bill, options, out.notes);
     add(find_unexplained(out.verdicts, job, bill, options));
   }
   if (alignment.aligned()) trace_paths(out.verdicts, trace, waits);
   if (few) detail::doubt_few_steps(out, job.steps.size());
+  if (alignment.mismatched) detail::doubt_mismatched(out);
   const auto dearness = [&](const Verdict& v) {
     // The length of an accident says less than what came of it.
     const double cost =

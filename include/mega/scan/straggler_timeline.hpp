@@ -5,6 +5,8 @@
 /// Who takes part in a communication follows from its name, as in the tool that wrote the file:
 /// gradients and parameters meet along the data axis, embeddings on the first and last stage,
 /// layer norms along the tensor axis, clipping everywhere; transfers go to neighbouring stages.
+/// Where the file is cut before the names of threads, which stand at its end, ranks have no place
+/// and their communications no partners.
 #pragma once
 #include <mega/core/error.hpp>
 #include <mega/scan/communication_name.hpp>
@@ -159,6 +161,19 @@ class StragglerTimelineImport {
       t_.lanes[lane].label =
           comma == std::string::npos ? label->second : label->second.substr(comma + 2);
     }
+    mark_lost_places();
+  }
+  void mark_lost_places() {
+    std::size_t lost = 0;
+    for (std::size_t r = first_rank_; r < t_.ranks.size(); ++r) {
+      t_.ranks[r].is_place_lost = t_.ranks[r].pipeline < 0;
+      lost += t_.ranks[r].is_place_lost ? 1 : 0;
+    }
+    if (lost == 0) return;
+    t_.notes.push_back(sentence(source_.name(), " does not say which stages ", lost, " of its ",
+                                t_.ranks.size() - first_rank_,
+                                " ranks are of: the names of their threads, which stand at its "
+                                "end, are missing"));
   }
   [[nodiscard]] static std::int32_t number_behind(std::string_view text, std::string_view word) {
     const std::size_t at = text.find(word);
@@ -215,6 +230,7 @@ class StragglerTimelineImport {
       stages_ = std::max(stages_, t_.ranks[r].pipeline + 1);
     for (std::size_t r = first_rank_; r < t_.ranks.size(); ++r) {
       const Rank& rank = t_.ranks[r];
+      if (rank.is_place_lost) continue;
       by_place_[{rank.data, rank.pipeline, rank.tensor}] = rank.rank;
       for (const Axis axis :
            {Axis::data, Axis::tensor, Axis::ends, Axis::all, Axis::forward, Axis::backward}) {
@@ -226,6 +242,10 @@ class StragglerTimelineImport {
       Communication& c = t_.communications[i];
       const Event& e = t_.events[c.event];
       const Rank& rank = t_.ranks[t_.rank_index(e)];
+      if (rank.is_place_lost) {
+        c.group = t_.intern_group(sentence("unknown, of rank ", rank.rank), {});
+        continue;
+      }
       const Axis axis = axis_of(t_.name(e));
       const Key key = key_of(axis, rank);
       const auto [at, is_new] = groups.try_emplace(key, none);

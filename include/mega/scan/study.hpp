@@ -60,10 +60,11 @@ struct NameTotal {
   return {graph.steps.begin() + static_cast<std::ptrdiff_t>(first), graph.steps.end()};
 }
 
-/// Without set-up; nothing where no steps with device work are known.
+/// Without set-up; nothing where no steps with device work are known, or where places are lost and
+/// with them who waited for whom.
 [[nodiscard]] inline std::optional<WhatIf> what_if_of(const Trace& trace,
                                                       const DependencyGraph& graph) {
-  if (graph.steps.empty()) return std::nullopt;
+  if (graph.steps.empty() || trace.lost_places() > 0) return std::nullopt;
   WhatIfOptions options;
   options.steps = steps_after_set_up(trace, graph);
   WhatIf out = what_if(trace, graph, options);
@@ -80,7 +81,8 @@ struct Study {
   Diagnosis diagnosis;
   HangReport hang;
   CriticalPath critical_path;     ///< empty where the clocks are not aligned
-  std::optional<WhatIf> what_if;  ///< nothing where no steps, or no ranks of one job, are known
+  std::optional<WhatIf> what_if;  ///< nothing where no steps, no ranks of one job, or no times of
+                                  ///< what they did together are known
 
   /// What follows from waits and what follows from dependencies is found at the same time.
   explicit Study(Trace given)
@@ -88,7 +90,8 @@ struct Study {
     auto replayed = std::async(std::launch::async, [this] {
       const DependencyGraph graph = build_dependencies(trace, matches, alignment);
       if (alignment.aligned()) critical_path = find_critical_path(trace, graph);
-      if (!are_strangers(trace, matches)) what_if = what_if_of(trace, graph);
+      if (!are_strangers(trace, matches) && are_timed(trace, matches, alignment))
+        what_if = what_if_of(trace, graph);
     });
     waits = find_waits(trace, matches, alignment);
     delays = find_delay_costs(trace, matches, waits);

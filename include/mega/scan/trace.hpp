@@ -63,6 +63,14 @@ enum class EventKind : std::uint8_t {
   return "unknown";
 }
 
+/// The kind of that name; `other` where there is none.
+[[nodiscard]] constexpr EventKind event_kind_of(std::string_view name) noexcept {
+  for (int kind = 0; kind <= static_cast<int>(EventKind::synchronize); ++kind) {
+    if (to_string(static_cast<EventKind>(kind)) == name) return static_cast<EventKind>(kind);
+  }
+  return EventKind::other;
+}
+
 /// True for work that keeps the device's compute units busy.
 [[nodiscard]] constexpr bool is_compute(EventKind kind) noexcept {
   return kind == EventKind::forward || kind == EventKind::backward || kind == EventKind::weight ||
@@ -161,6 +169,7 @@ struct Lane {
 struct Rank {
   std::int32_t rank = -1;  ///< global rank
   std::int32_t data = -1, pipeline = -1, tensor = -1;
+  bool is_place_lost = false;  ///< the job has places, but what says this one's is missing
   std::string clock;       ///< ranks with the same non-empty name read one clock, says the recorder
   std::string host;        ///< name of its machine; empty: unknown
   std::string processors;  ///< of the host, on which its spans may have run, as Linux lists them:
@@ -318,6 +327,13 @@ struct Trace {
   [[nodiscard]] TableIndex rank_index(const Event& e) const noexcept { return lanes[e.lane].rank; }
   [[nodiscard]] std::int32_t rank(const Event& e) const noexcept {
     return ranks[rank_index(e)].rank;
+  }
+
+  /// How many ranks are at a place that the files no longer say.
+  [[nodiscard]] std::size_t lost_places() const noexcept {
+    std::size_t count = 0;
+    for (const Rank& r : ranks) count += r.is_place_lost ? 1 : 0;
+    return count;
   }
 
   /// The group of this name and these ranks, which are sorted here; made if new.

@@ -39,6 +39,8 @@ struct Verdict {
   std::vector<std::int32_t> stages;   ///< pipeline stages concerned
   double confidence = 0;              ///< in [0, 1]
   double factor = 1;                  ///< how many times slower than its peers
+  bool alone = false;                 ///< it has no peers: slower than its own other steps, or
+                                      ///< than without the delay
   std::int32_t since_step = -1;       ///< first step with it; -1: unknown, or the whole trace
   Nanoseconds cost_per_step = 0;      ///< time of the culprit in excess of its peers', a step
   std::vector<std::string> evidence;  ///< sentences with figures
@@ -46,8 +48,9 @@ struct Verdict {
 };
 
 struct Diagnosis {
-  std::vector<Verdict> verdicts;  ///< dearest first; empty: healthy
-  Nanoseconds step_time = 0;      ///< median over ranks and steps
+  std::vector<Verdict> verdicts;       ///< dearest first; empty: healthy
+  Nanoseconds step_time = 0;           ///< median over ranks and steps
+  std::vector<std::int32_t> unjudged;  ///< ranks that recorded no work, where others did
   std::vector<std::string> notes;
 
   [[nodiscard]] bool healthy() const noexcept { return verdicts.empty(); }

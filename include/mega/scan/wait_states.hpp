@@ -51,7 +51,8 @@ struct OperationTiming {
 };
 
 struct WaitReport {
-  std::vector<OperationTiming> operations;  ///< in the order of Matches::instances
+  std::vector<OperationTiming> operations;  ///< in the order of Matches::instances, but without
+                                            ///< those of which is_timed() knows nothing
   std::vector<WaitState> waits;             ///< of the members that waited at all, by operation
   std::vector<Nanoseconds> caused;          ///< by rank index
   std::vector<Nanoseconds> suffered;        ///< by rank index
@@ -68,7 +69,9 @@ class WaitSearch {
   }
 
   WaitReport run() {
-    for (std::size_t i = 0; i < matches_.instances.size(); ++i) judge(i);
+    for (std::size_t i = 0; i < matches_.instances.size(); ++i) {
+      if (is_timed(t_, matches_, alignment_, matches_.instances[i])) judge(i);
+    }
     return std::move(out_);
   }
 

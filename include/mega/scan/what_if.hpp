@@ -39,7 +39,9 @@ struct WhatIf {
   std::map<std::int32_t, double> by_rank;   ///< the lesser of its replica's and its stage's
   std::vector<std::int32_t> worst;          ///< ranks that M_W is about
   double worst_share = 0;                   ///< M_W; may be beyond [0, 1]
-  double last_stage_share = 0;              ///< M_S
+  double last_stage_share = 0;              ///< M_S; says nothing unless has_stages()
+
+  [[nodiscard]] bool has_stages() const noexcept { return by_stage.size() > 1; }
 };
 
 struct WhatIfOptions {

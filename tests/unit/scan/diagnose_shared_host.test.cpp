@@ -38,6 +38,7 @@ struct Job {
   bool cold = false;  ///< pair 0 moves the smaller message first, and slowly; then a larger one
   int interrupted_rank = -1;  ///< waits in two of three spans, for nine times their work
   int from_step = 0;
+  int interval = 1;  ///< steps of which one is recorded
 };
 
 /// Ranks r and r + ranks / 2 are a pipeline of two stages, and reduce something small together each
@@ -81,6 +82,7 @@ class Starved {
   }
   TableIndex add(int rank, const char* name, EventKind kind, Nanoseconds begin, Nanoseconds end,
                  int microbatch = -1) {
+    if (step_ % j_.interval != 0) return none;
     Event e;
     e.begin = begin, e.end = end;
     e.name = t.names.intern(name);
@@ -103,7 +105,7 @@ class Starved {
       c.op = CommunicationOp::all_reduce;
       c.sequence = sequence;
       c.bytes = bytes;
-      t.attach(event, c);
+      if (event != none) t.attach(event, c);
       at(r) = end;
     }
   }
@@ -206,6 +208,25 @@ TEST_CASE("scan: faults are found among ranks that share processors") {
   link.slow_pair = 1;
   link.link_factor = 40;
   CHECK_MESSAGE(named(link, VerdictClass::slow_link, {1, 3}, said) == 10, said);
+}
+
+TEST_CASE("scan: a host that comes late is found though each fifth step is recorded") {
+  std::string said;
+  Job late;
+  late.steps = 150;
+  late.interval = 5;
+  for (std::uint32_t seed = 1; seed <= 10; ++seed)
+    CHECK(diagnosis_of(Starved(late, seed).t).healthy());
+  late.late_rank = 1;
+  late.late_ms = 8;
+  CHECK_MESSAGE(named(late, VerdictClass::host_delay, {1}, said) >= 9, said);
+  late.starved = 0;
+  late.late_ms = 3;
+  said.clear();
+  CHECK_MESSAGE(named(late, VerdictClass::host_delay, {1}, said) == 10, said);
+  const Diagnosis d = diagnosis_of(Starved(late, 1).t);
+  REQUIRE(d.verdicts.size() == 1);
+  CHECK(static_cast<double>(d.verdicts[0].cost_per_step) == doctest::Approx(3e6).epsilon(0.02));
 }
 
 TEST_CASE("scan: a link that carries more in less time is not slow") {

@@ -192,6 +192,34 @@ inline void settle_file(Trace& t, const Source& source, const TableSizes& before
   t.files.push_back(std::move(file));
 }
 
+/// Ranks that ran the same steps at no common moment: clocks of hosts that differ, or two runs.
+/// @param dated  files of one rank each, not empty
+inline void note_disjoint_times(Trace& t, const std::vector<const ImportedFile*>& dated) {
+  const ImportedFile& first = *dated.front();
+  const auto meets = [&](const ImportedFile& f, const ImportedFile& of) {
+    return f.begin <= of.end && of.begin <= f.end;
+  };
+  for (const ImportedFile* f : dated) {
+    const std::int32_t rank = f->ranks.front();
+    if (rank == first.ranks.front() || f->first_step < 0 || first.first_step < 0 ||
+        f->first_step > first.last_step || first.first_step > f->last_step)
+      continue;
+    const bool met = std::any_of(dated.begin(), dated.end(), [&](const ImportedFile* a) {
+      return a->ranks.front() == rank &&
+             std::any_of(dated.begin(), dated.end(), [&](const ImportedFile* b) {
+               return b->ranks.front() == first.ranks.front() && meets(*a, *b);
+             });
+    });
+    if (met) continue;
+    constexpr Nanoseconds millisecond = 1'000'000;
+    t.notes.push_back(sentence(
+        f->name, " and ", first.name, " hold the same steps, but ",
+        (std::max(f->begin, first.begin) - std::min(f->end, first.end)) / millisecond,
+        " ms lie between them: their hosts' clocks differ, or they are of different runs"));
+    return;
+  }
+}
+
 /// Files whose stamps count from 1970 tell when they were recorded. Clocks of hosts differ by less
 /// than `apart`, so a rank without a file near one of the first rank is of another run.
 inline void warn_of_other_times(Trace& t) {
@@ -217,7 +245,7 @@ inline void warn_of_other_times(Trace& t) {
     const bool is_met = std::binary_search(met.begin(), met.end(), f->ranks.front());
     if (stray == nullptr && !is_met) stray = f;
   }
-  if (stray == nullptr) return;
+  if (stray == nullptr) return note_disjoint_times(t, dated);
   t.warnings.push_back(sentence(
       stray->name, " and ", dated.front()->name, " were recorded ",
       (std::max(stray->begin, dated.front()->begin) - std::min(stray->end, dated.front()->end)) /

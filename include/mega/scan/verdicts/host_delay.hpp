@@ -2,6 +2,7 @@
 /// recorded, a rank begins its steps later than its peers.
 #pragma once
 #include <mega/core/error.hpp>
+#include <mega/scan/align.hpp>
 #include <mega/scan/trace.hpp>
 #include <mega/scan/verdict.hpp>
 #include <mega/scan/verdicts/figures.hpp>
@@ -11,8 +12,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,7 +24,12 @@ namespace mega::inline v0::scan::verdicts {
 
 /// From the end of a rank's step to the begin of its next one, in ns, by rank and step; negative
 /// where it is not known. Only of ranks without launches, which say more.
-[[nodiscard]] inline std::vector<double> measure_pauses(const Trace& trace, const JobLayout& job) {
+///
+/// Where steps between were not recorded, the end is that of a step that nobody saw. There it is
+/// from the first begin among the ranks at its place of the pipeline: what they do last in a step,
+/// they do together. That needs clocks which agree.
+[[nodiscard]] inline std::vector<double> measure_pauses(const Trace& trace, const JobLayout& job,
+                                                        const Alignment& alignment) {
   struct Span {
     Nanoseconds begin = std::numeric_limits<Nanoseconds>::max();
     Nanoseconds end = std::numeric_limits<Nanoseconds>::min();
@@ -37,12 +46,30 @@ namespace mega::inline v0::scan::verdicts {
     span.begin = std::min(span.begin, e.begin);
     span.end = std::max(span.end, e.end);
   }
+  const auto is_known = [](const Span& span) { return span.end > span.begin; };
+  const auto begin = [&](std::size_t r, std::size_t s) {
+    return alignment.at(static_cast<TableIndex>(r), spans[r * steps + s].begin);
+  };
+  std::map<std::pair<std::int32_t, std::size_t>, std::pair<Nanoseconds, std::size_t>> first;
+  for (std::size_t r = 0; r < job.ranks() && alignment.aligned(); ++r) {
+    for (std::size_t s = 0; s < steps; ++s) {
+      if (!is_known(spans[r * steps + s])) continue;
+      auto& [earliest, ranks] = first.try_emplace({job.stage[r], s}, begin(r, s), 0).first->second;
+      earliest = std::min(earliest, begin(r, s));
+      ++ranks;
+    }
+  }
   std::vector<double> out(spans.size(), -1);
   for (std::size_t r = 0; r < job.ranks(); ++r) {
     for (std::size_t s = 1; s < steps && launches[r] == 0; ++s) {
       const Span &before = spans[r * steps + s - 1], &now = spans[r * steps + s];
-      if (before.end > before.begin && now.end > now.begin)
+      if (!is_known(before) || !is_known(now)) continue;
+      if (job.steps[s] == job.steps[s - 1] + 1) {
         out[r * steps + s] = static_cast<double>(std::max<Nanoseconds>(0, now.begin - before.end));
+      } else if (const auto peers = first.find({job.stage[r], s});
+                 peers != first.end() && peers->second.second > 1) {
+        out[r * steps + s] = static_cast<double>(begin(r, s) - peers->second.first);
+      }
     }
   }
   return out;
@@ -51,9 +78,10 @@ namespace mega::inline v0::scan::verdicts {
 /// Ranks that pause longer before their steps than their peers, and each time: a thread that waits
 /// for a processor does so now and then.
 [[nodiscard]] inline std::vector<Verdict> find_late_steps(const Trace& trace, const JobLayout& job,
+                                                          const Alignment& alignment,
                                                           const DiagnoseOptions& options) {
   const std::size_t ranks = job.ranks(), steps = job.steps.size();
-  const std::vector<double> pauses = measure_pauses(trace, job);
+  const std::vector<double> pauses = measure_pauses(trace, job, alignment);
   std::vector<double> own, least;
   for (std::size_t r = 0; r < ranks; ++r) {
     own.clear();
@@ -138,6 +166,7 @@ namespace mega::inline v0::scan::verdicts {
     if (peers.size() > 1) usual[s] = lower_median(peers);
   }
   const double limit = options.host_share * static_cast<double>(job.step_time);
+  const auto launching = std::count(has.begin(), has.end(), 1);
   for (std::size_t r = 0; r < ranks; ++r) {
     if (has[r] == 0) continue;
     // Stalls may be rare and long: what counts is their share of the whole window.
@@ -156,11 +185,14 @@ namespace mega::inline v0::scan::verdicts {
     v.since_step = job.steps[o.first];
     v.cost_per_step = static_cast<Nanoseconds>(mean);
     v.factor = 1 + mean / std::max(1.0, static_cast<double>(job.step_time) - mean);
-    v.confidence = 0.95;
+    // What every rank of the job would pause is not known.
+    v.alone = launching < 2;
+    v.confidence = v.alone ? 0.5 : 0.95;
     v.evidence.push_back(
         sentence("the device of rank ", job.number[r], " was ready ", milliseconds(o.level),
-                 " before its operations were launched, in ", o.slow, " of ", o.known,
-                 " steps; its peers wait ", milliseconds(usual[o.first])));
+                 " before its operations were launched, in ", o.slow, " of ", o.known, " steps; ",
+                 v.alone ? std::string("there is no other rank to say whether that is usual")
+                         : sentence("its peers wait ", milliseconds(usual[o.first]))));
     out.push_back(std::move(v));
   }
   return out;

@@ -23,6 +23,8 @@ struct JobLayout {
   std::vector<std::int32_t> stage, replica;  ///< of the pipeline, of the data
   std::vector<std::int32_t> steps;           ///< numbers of the steps with device work, ascending
   Nanoseconds step_time = 0;                 ///< median over ranks and steps
+  std::vector<std::int32_t> silent;          ///< ranks without device work, where others have some
+  std::size_t lost_places = 0;  ///< ranks whose stage is lost; then no stage is told from another
 
   [[nodiscard]] std::size_t ranks() const noexcept { return number.size(); }
   /// Place among the steps; `no_step` where the step is not judged.
@@ -43,16 +45,23 @@ struct JobLayout {
   JobLayout out;
   // Where the file does not say, the ranks of a stage are as many replicas.
   std::map<std::int32_t, std::int32_t> seen;
+  out.lost_places = trace.lost_places();
   for (const Rank& rank : trace.ranks) {
     out.number.push_back(rank.rank);
-    out.stage.push_back(std::max(0, rank.pipeline));
+    out.stage.push_back(out.lost_places > 0 ? 0 : std::max(0, rank.pipeline));
     const std::int32_t place = seen[out.stage.back()]++;
     out.replica.push_back(rank.data >= 0 ? rank.data : place);
   }
   std::set<std::int32_t> steps;
+  std::vector<char> works(trace.ranks.size(), 0);
   for (std::size_t i = 0; i < trace.events.size(); ++i) {
     const Event& e = trace.events[i];
-    if (is_device_work(e)) steps.insert(e.step);
+    if (!is_device_work(e)) continue;
+    steps.insert(e.step);
+    works[trace.rank_index(e)] = 1;
+  }
+  for (std::size_t r = 0; r < trace.ranks.size() && !steps.empty(); ++r) {
+    if (works[r] == 0 && !trace.ranks[r].missing) out.silent.push_back(trace.ranks[r].rank);
   }
   if (steps.size() > 1) steps.erase(-1);
   out.steps.assign(steps.begin(), steps.end());

@@ -64,13 +64,17 @@ namespace mega::inline v0::scan::verdicts {
     } else {
       v.ranks = {job.number[r]};
     }
-    v.confidence = two_only ? 0.5 : std::min(always ? 0.99 : 0.7, 0.6 + o.level);
-    v.evidence.push_back(
-        sentence(always ? "" : "most ", "kernels of rank ", job.number[r], " take ",
-                 figure(v.factor), " times as long as the same kernels of its peers, in ", o.slow,
-                 " of ", o.known, " steps", always ? "" : ", though the fastest do not"));
+    // Longer work looks the same where no other rank has it.
+    v.alone = present.size() == 1;
+    v.confidence = two_only || v.alone ? 0.5 : std::min(always ? 0.99 : 0.7, 0.6 + o.level);
+    v.evidence.push_back(sentence(
+        always ? "" : "most ", "kernels of rank ", job.number[r], " take ", figure(v.factor),
+        " times as long as the same kernels ", v.alone ? "in its other steps" : "of its peers",
+        ", in ", o.slow, " of ", o.known, " steps", always ? "" : ", though the fastest do not"));
     v.evidence.push_back(sentence("that is ", milliseconds(static_cast<double>(v.cost_per_step)),
                                   " of its ", milliseconds(busy), " of compute a step"));
+    if (v.alone)
+      v.evidence.push_back("there is no other rank, so it may have got more work instead");
     if (two_only)
       v.evidence.push_back("there are two ranks only, so either may be the one that is wrong");
     out.push_back(std::move(v));

@@ -124,10 +124,10 @@ namespace mega::inline v0::scan::verdicts {
     v.evidence.push_back(sentence(
         "stage ", stage, " computes ", figure(ratio), " times as long as the other stages: ",
         milliseconds(static_cast<double>(v.cost_per_step)), " a step more"));
-    v.evidence.push_back(sentence("all ", stages[stage],
-                                  stages[stage] == 1
-                                      ? " rank of the stage does: no peer does the same work"
-                                      : " ranks of the stage do, so no GPU is to blame"));
+    v.evidence.push_back(
+        stages[stage] == 1
+            ? std::string("its only rank has no peer: more work and a slow GPU look alike")
+            : sentence("all ", stages[stage], " ranks of the stage do, so no GPU is to blame"));
     std::string surplus = surplus_kernel(trace, job, times, stage);
     if (!surplus.empty()) v.evidence.push_back(std::move(surplus));
     out.push_back(std::move(v));
