@@ -5,6 +5,9 @@
 /// Time is aligned, in microseconds with three decimals, counted from "baseTimeNanoseconds":
 /// viewers read doubles, which hold nanoseconds since 1970 no more exactly than to 256 of them.
 ///
+/// Records of metadata that viewers pass over say what joined_timeline.hpp needs to read the ranks
+/// back: "mega_rank" of each process, "mega_lane" of each thread and "mega_group" of each group.
+///
 /// Source: Google's "Trace Event Format".
 #pragma once
 #include <mega/scan/align.hpp>
@@ -19,6 +22,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace mega::inline v0::scan {
 
@@ -40,17 +44,21 @@ class ChromeJsonWriter {
         base_(earliest(trace, alignment)) {}
 
   void run() {
-    text_ = "{\"displayTimeUnit\":\"ns\",\"baseTimeNanoseconds\":";
+    text_ = "{\"mega_timeline\":1,\"aligned\":";
+    text_ += alignment_.aligned() ? "true" : "false";
+    text_ += ",\"displayTimeUnit\":\"ns\",\"baseTimeNanoseconds\":";
     append_integer(text_, base_);
     text_ += ",\"traceEvents\":[";
     for (std::size_t r = 0; r < t_.ranks.size(); ++r) {
       metadata("process_name", process(r), 0, "name", rank_label(t_.ranks[r]));
       metadata("process_sort_index", process(r), 0, "sort_index", {},
                t_.ranks[r].rank < 0 ? static_cast<std::int64_t>(r) : t_.ranks[r].rank);
+      describe_rank(t_.ranks[r], process(r));
     }
+    for (const Group& group : t_.groups) describe_group(group);
     for_each_row(t_, alignment_,
                  [&](TableIndex lane, std::size_t overflow, std::span<const Slice> slices) {
-                   write_row(t_.lanes[lane], overflow, slices);
+                   write_row(lane, overflow, slices);
                  });
     text_ += "\n]}\n";
     flush();
@@ -103,11 +111,59 @@ class ChromeJsonWriter {
     text_ += "}}";
   }
 
-  void write_row(const Lane& lane, std::size_t overflow, std::span<const Slice> slices) {
+  void describe_rank(const Rank& rank, std::int64_t pid) {
+    begin_record();
+    text_ += "\"ph\":\"M\",\"name\":\"mega_rank\",";
+    place(pid, 0);
+    text_ += ",\"args\":{";
+    number("rank", rank.rank);
+    for (const auto& [name, value] : {std::pair("data", rank.data),
+                                      {"pipeline", rank.pipeline},
+                                      {"tensor", rank.tensor},
+                                      {"world", rank.world}}) {
+      text_ += ',';
+      number(name, value);
+    }
+    text_ += rank.is_place_lost ? ",\"place_lost\":1}}" : "}}";
+  }
+
+  void describe_group(const Group& group) {
+    begin_record();
+    text_ += "\"ph\":\"M\",\"name\":\"mega_group\",";
+    place(0, 0);
+    text_ += ",\"args\":{\"group\":";
+    append_json_string(text_, group.name);
+    text_ += ",\"ranks\":[";
+    for (std::size_t i = 0; i < group.ranks.size(); ++i) {
+      if (i > 0) text_ += ',';
+      append_integer(text_, group.ranks[i]);
+    }
+    text_ += "]}}";
+  }
+
+  void describe_lane(TableIndex at, const Lane& lane, std::int64_t pid, std::int64_t tid) {
+    begin_record();
+    text_ += "\"ph\":\"M\",\"name\":\"mega_lane\",";
+    place(pid, tid);
+    text_ += ",\"args\":{";
+    number("lane", at);
+    text_ += ',';
+    number("track", lane.track);
+    text_ += lane.kind == LaneKind::host ? ",\"host\":1" : "";
+    if (!lane.label.empty()) {
+      text_ += ",\"label\":";
+      append_json_string(text_, lane.label);
+    }
+    text_ += "}}";
+  }
+
+  void write_row(TableIndex at, std::size_t overflow, std::span<const Slice> slices) {
+    const Lane& lane = t_.lanes[at];
     const std::int64_t pid = process(lane.rank);
     const std::int64_t tid = ++rows_;  // of the whole file, so that no two threads share one
     metadata("thread_name", pid, tid, "name", row_label(lane, overflow));
     metadata("thread_sort_index", pid, tid, "sort_index", {}, tid);
+    describe_lane(at, lane, pid, tid);
     for (const Slice& slice : slices) {
       write_slice(slice, pid, tid);
       for (const FlowEnd& flow : flows_.of(slice.event)) write_flow(flow, slice, pid, tid);

@@ -16,6 +16,7 @@
 #include <mega/scan/detail/text.hpp>
 #include <mega/scan/flight_recorder.hpp>
 #include <mega/scan/input.hpp>
+#include <mega/scan/joined_timeline.hpp>
 #include <mega/scan/kineto.hpp>
 #include <mega/scan/megatronapp.hpp>
 #include <mega/scan/nccl_inspector.hpp>
@@ -49,6 +50,8 @@ struct Dialect {
 /// In this order: the narrower dialect before the wider one that it is a case of.
 inline constexpr std::array dialects{
     Dialect{"mega's own trace", looks_like_own_format, import_own_format},
+    Dialect{"the Chrome JSON of mega-scan convert", looks_like_joined_timeline,
+            import_joined_timeline},
     Dialect{"MegatronApp's trace", looks_like_megatronapp, import_megatronapp},
     Dialect{"StragglerAnalysis's timeline", looks_like_straggler_timeline,
             import_straggler_timeline},
@@ -57,13 +60,28 @@ inline constexpr std::array dialects{
     Dialect{"PyTorch's flight recorder dump", looks_like_flight_recorder, import_flight_recorder},
 };
 
-/// A graph of operators without times, as PyTorch's ExecutionTraceObserver and Chakra write it.
-[[nodiscard]] inline bool looks_like_execution_trace(std::string_view head) noexcept {
-  return holds(head, "\"schema\"") && holds(head, "\"nodes\"") && !holds(head, "\"traceEvents\"");
+/// A graph of operators without times, as PyTorch's ExecutionTraceObserver writes it in JSON, and
+/// Chakra in JSON and protobuf (.et).
+[[nodiscard]] inline bool looks_like_execution_trace(std::string_view head,
+                                                     std::string_view name) noexcept {
+  if (name.ends_with(".gz")) name.remove_suffix(3);
+  if (holds(head, "\"traceEvents\"")) return false;
+  return (holds(head, "\"schema\"") && holds(head, "\"nodes\"")) || holds(head, "\"COMP_NODE\"") ||
+         holds(head, "\"COMM_COLL_NODE\"") || name.ends_with(".et");
+}
+
+/// Perfetto's protobuf, of which every packet begins with this byte and holds small numbers.
+[[nodiscard]] inline bool looks_like_perfetto(std::string_view head) noexcept {
+  return head.starts_with('\n') && head.substr(0, 64).find_first_of(std::string_view(
+                                       "\0\1\2\3\4\5\6\7\10", 9)) != std::string_view::npos;
 }
 
 /// @return false: no dialect knows the text
 inline bool import_text(Trace& trace, Source& source, const ImportOptions& options) {
+  // Some editors put this mark before text in UTF-8.
+  constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
+  if (source.look(byte_order_mark.size()).starts_with(byte_order_mark))
+    source.consume(byte_order_mark.size());
   const std::string_view head = source.look(dialect_head).substr(0, dialect_head);
   for (const Dialect& dialect : dialects) {
     if (!dialect.looks_like(head)) continue;
@@ -75,8 +93,17 @@ inline bool import_text(Trace& trace, Source& source, const ImportOptions& optio
     import_flight_recorder(trace, source, options);
     return true;
   }
-  expects(!looks_like_execution_trace(head), ErrorCode::bad_input, [&] {
-    return sentence(source.name(), " is an execution trace, which has operators but no times");
+  expects(head.empty() || !looks_like_execution_trace(head, source.name()), ErrorCode::bad_input,
+          [&] {
+            return sentence(
+                source.name(), " is an execution trace (PyTorch's or Chakra's), which has ",
+                "operators but no times; give the profiler's traces (Kineto) of the same run");
+          });
+  expects(!looks_like_perfetto(head), ErrorCode::bad_input, [&] {
+    return sentence(source.name(),
+                    " is Perfetto's protobuf, which is written for viewers and not "
+                    "read; give the files that it was made of, or their Chrome "
+                    "JSON, which mega-scan convert --to chrome writes");
   });
   return false;
 }

@@ -155,7 +155,7 @@ class OwnFormatImport {
         case 'b': return first(What::event);
         case 'd': return number(line_.duration);
         case 'n': line_.name = t_.names.intern(text(s)); return;
-        case 'k': line_.kind = kind_of(text(s)); return;
+        case 'k': line_.kind = event_kind_of(text(s)); return;
         case 'l': return number(line_.lane);
         case 's': return number(line_.step);
         case 'm': return number(line_.microbatch);
@@ -227,13 +227,6 @@ class OwnFormatImport {
     if (s.kind() == JsonScanner::Kind::text) return unescape(s.text(), scratch_);
     s.skip();
     return {};
-  }
-
-  [[nodiscard]] static EventKind kind_of(std::string_view name) noexcept {
-    for (int kind = 0; kind <= static_cast<int>(EventKind::synchronize); ++kind) {
-      if (to_string(static_cast<EventKind>(kind)) == name) return static_cast<EventKind>(kind);
-    }
-    return EventKind::other;
   }
 
   bool finish_line() {

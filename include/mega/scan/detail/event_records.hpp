@@ -29,7 +29,8 @@ inline constexpr Nanoseconds last_time = (Nanoseconds{1} << 62U) - 1;
 /// The fields that all records share. Texts live until the next record.
 struct EventRecord {
   std::string_view name;
-  char phase = '\0';  ///< of several characters the first
+  std::string_view category, id;  ///< as spelled, escapes and all
+  char phase = '\0';              ///< of several characters the first
   std::int64_t pid = 0, tid = 0;
   Nanoseconds begin = 0, duration = 0;
   bool timed = false;  ///< has a usable "ts"
@@ -79,6 +80,10 @@ void for_each_record(JsonScanner& scanner, Defects& defects, const Start& start,
       const JsonScanner::Kind kind = scanner.kind();
       if (key.raw == "name" && kind == JsonScanner::Kind::text) {
         record.name = unescape(scanner.text(), scratch);
+      } else if (key.raw == "cat" && kind == JsonScanner::Kind::text) {
+        record.category = scanner.text().raw;
+      } else if (key.raw == "id" && kind == JsonScanner::Kind::text) {
+        record.id = scanner.text().raw;
       } else if (key.raw == "ph") {
         const std::string_view phase = scanner.token();
         record.phase = phase.empty() ? '\0' : phase[0];
