@@ -92,21 +92,30 @@ def kineto(spans, rank, says_rank=True, world=None, offset=0):
     return json.dumps(out)
 
 
-def straggler(spans):
-    events = []
+def device_last(text):
+    """A Kineto file with the device's part behind the host's, as real ones have it."""
+    given = json.loads(text)
+    return json.dumps({"distributedInfo": given["distributedInfo"],
+                       "traceEvents": sorted(given["traceEvents"], key=lambda event: event["cat"] == "kernel")})
+
+
+def straggler(spans, stages=1):
+    """Ranks of a stage follow one another; names of threads stand at the end."""
+    events, labels = [], []
+    replicas = len(spans) // stages
     names = {"forward": "forward-compute", "backward": "backward-compute", "all_reduce": "grads-sync"}
     for rank, of in enumerate(spans):
         for name, kind, step, micro_batch, begin, end in of:
             if kind == "iteration":
                 continue
             thread = 5 * rank + (3 if kind == "communication" else 0)
-            events.append({"name": names[name], "ph": "X", "ts": begin / 1000, "dur": (end - begin) / 1000, "pid": rank, "tid": thread,
+            events.append({"name": names[name], "ph": "X", "ts": begin / 1000, "dur": (end - begin) / 1000, "pid": rank % replicas, "tid": thread,
                            "args": {"step": step, "mb_id": micro_batch, "seq_id": 0 if kind == "communication" else micro_batch,
                                     "model_chunk": 0}})
         for thread, what in enumerate(("compute", "pp-comm", "tp-comm", "dp-comm", "misc")):
-            events.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": 5 * rank + thread,
-                           "args": {"name": f"PP rank 0, TP rank 0, {what}"}})
-    return json.dumps({"traceEvents": events})
+            labels.append({"name": "thread_name", "ph": "M", "pid": rank % replicas, "tid": 5 * rank + thread,
+                           "args": {"name": f"PP rank {rank // replicas}, TP rank 0, {what}"}})
+    return json.dumps({"traceEvents": events + labels})
 
 
 def megatronapp(spans):
@@ -299,14 +308,37 @@ class Scan(Program):
 
     def test_what_convert_wrote_is_read(self):
         self.job_files()
-        self.text("convert", "job", "--to", "chrome", "-o", "job.json")
+        self.assertIn("192 events of 4 ranks", self.text("convert", "job", "--to", "chrome", "-o", "job.json"))
         events = json.loads((self.folder / "job.json").read_text())["traceEvents"]
         spans = [e for e in events if e["ph"] == "X" and e["name"] == "forward"]
         self.assertEqual(len(spans), 4 * 8 * 2)
         self.assertEqual({e["dur"] // 1000 for e in spans}, {10, 15})
         self.assertEqual(len({e["pid"] for e in spans}), 4)
+        # Its ranks, steps and operations are those of the files that it was made of.
+        got, files = self.json("report", "job.json"), self.json("report", "job")
+        self.expect_culprit(got)
+        for key in ("ranks", "events", "step_ms", "wait_caused_us", "wait_suffered_us", "what_if", "matched"):
+            self.assertEqual(got[key], files[key], key)
+        self.every_command("job.json")
         said = self.text("convert", "job", "-o", "job.pftrace")
         self.assertIn("192 events of 4 ranks", said)
+        self.all_refuse("job.pftrace", says=["job.pftrace is Perfetto's protobuf", "--to chrome"])
+
+    def test_output_to_standard_output(self):
+        self.job_files()
+        self.assertEqual(len(json.loads(self.text("convert", "job", "--to", "chrome", "-o", "-"))["traceEvents"]) > 192, True)
+        self.assertIn("</html>", self.text("report", "job", "--html", "-"))
+        self.assertEqual([p.name for p in self.folder.iterdir()], ["job"])
+
+    def test_a_page_in_the_folder_that_is_read(self):
+        self.job_files()
+        self.text("report", "job", "--html", "job/page.html")
+        self.text("report", "job", warns=["page.html in job is no trace"])
+
+    def test_a_byte_order_mark(self):
+        for rank, path in enumerate(self.job_files()):
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        self.expect_culprit(self.json("report", "job"))
 
     def test_standard_input_and_archives(self):
         paths = self.job_files()
@@ -362,6 +394,7 @@ class Scan(Program):
         self.refused("report", *paths, "--ranks", "0,1", says=["2 numbers for 4 files"])
         self.refused("report", paths[0], "--ranks", "0,1", says=["2 numbers for 1 file;"])
         self.refused("report", *paths, "--ranks", "0,1,2,-3", says=["-3"])
+        self.refused("report", *paths, "--ranks", "0,1,two,3", says=["--ranks has two", "whole numbers from 0 on"])
         got = self.json("report", *paths, "--ranks", "3,2,1,0")
         self.expect_culprit(got, rank=1)
 
@@ -391,6 +424,16 @@ class Scan(Program):
 
     def test_runs_of_different_days_are_doubted(self):
         spans = job()
+        # Minutes may be two clocks or two runs: a note.
+        paths = [self.file(f"near/rank{rank}.json", kineto(spans, rank, offset=rank * 60 * 10**9)) for rank in range(2)]
+        self.assertIn("rank1.json and near/rank0.json hold the same steps, but 59", " ".join(self.json("report", "near")["notes"]))
+        # One clock leaves nothing to explain.
+        self.job_files("run")
+        self.file("run/rank-1.mega.jsonl", own(spans, 1, offset=3600 * 10**9))
+        got = self.json("report", "run")
+        self.assertFalse(got["aligned"])
+        self.assertIn("the ranks read one clock", got["refusal"])
+        self.assertEqual(got["collectives"], [])
         day = 86400 * 10**9
         self.text("report", self.file("rank0.json", kineto(spans, 0)), self.file("rank1.json", kineto(spans, 1, offset=day)),
                   warns=["different runs"])
@@ -470,6 +513,69 @@ class Scan(Program):
                 spoilt[len(packed) * 2 // 3] ^= 0xFF
                 self.json("align", self.file("spoilt-" + name + ".gz", bytes(spoilt)), warns=["the gzip stream is damaged"])
 
+    def test_a_timeline_cut_before_its_names_accuses_no_gpu(self):
+        text = straggler(job(ranks=8, slow=7), stages=4)
+        whole = self.json("report", self.file("whole.json", text))
+        self.assertEqual([r["pipeline"] for r in whole["rank_files"]], [0, 0, 1, 1, 2, 2, 3, 3])
+        path = self.file("cut.json", text[:text.index('"thread_name"') - 20])
+        got = self.json("report", path, warns=["cut off"])
+        self.assertEqual([(v["class"], v["ranks"], v["confidence"]) for v in got["verdicts"]], [("ambiguous", [7], .3)])
+        self.assertIsNone(got["what_if"])
+        self.assertIn("does not say which stages 8 of its 8 ranks are of", " ".join(got["notes"]))
+        said = self.text("report", path, warns=["cut off"])
+        self.assertTrue(said.startswith("Rank 7 differs, and the trace cannot say why"), said)
+        done = self.run_scan("what-if", path)
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn("which stages 8 of 8 ranks are of", done.stderr)
+
+    def test_clocks_that_cannot_be_aligned(self):
+        """Files whose operations do not fit together: nothing that needs common time is said."""
+        spans = job()
+        for rank, of in enumerate(spans):
+            for i, (name, kind, step, micro_batch, begin, end) in enumerate(of):
+                apart = (step * step * (rank + 1) * 7919) % 90 * MS + step * 200 * MS
+                of[i] = (name, kind, step, micro_batch, begin + apart, end + apart)
+        paths = self.job_files(spans=spans, write=kineto, name="rank{}.json")
+        got = self.json("report", *paths)
+        self.assertEqual((got["aligned"], got["what_if"], got["collectives"]), (False, None, []))
+        for key in ("wait_caused_us", "wait_suffered_us", "delay_cost_us"):
+            self.assertIsNone(got[key], key)
+        self.assertEqual((got["verdicts"][0]["class"], got["verdicts"][0]["ranks"]), ("slow_gpu", [2]))
+        self.assertEqual({(v["confidence"], tuple(v["path"])) for v in got["verdicts"]}, {(.5, ())})
+        said = self.text("report", *paths)
+        self.assertIn("Who waited for whom is not known.", said)
+        for word in ("Waiting in matched", "S = ", "critical path"):
+            self.assertNotIn(word, said)
+        self.refused("what-if", *paths, says=["who waited for whom is not known", "scatter"])
+
+    def test_one_rank_has_no_peers(self):
+        spans = job(ranks=1, slow=0, factor=1)
+        for i, (name, kind, step, micro_batch, begin, end) in enumerate(spans[0]):
+            first = i - i % 6
+            spans[0][i] = (name, kind, step, micro_batch, begin + (first if kind == "iteration" else i) * 5 * MS, end + i * 5 * MS)
+        given = json.loads(kineto(spans, 0))
+        kernels = {e["args"]["correlation"]: e["ts"] for e in given["traceEvents"] if e["cat"] == "kernel"}
+        for event in given["traceEvents"]:
+            if event["cat"] == "cuda_runtime":  # each launch comes when the device has been ready for long
+                event["ts"] = kernels[event["args"]["correlation"]] - 2
+        said = self.text("report", self.file("rank0.json", json.dumps(given)))
+        self.assertRegex(said, r"^Rank 0 launches its work late, 1\.\d\d times its steps without that \(host_delay, confidence 0\.50\)")
+        self.assertIn("there is no other rank to say whether that is usual", said)
+        self.assertNotIn("peers", said)
+
+    def test_a_profile_without_its_devices_part(self):
+        spans = job()
+        for lost in (1, 2):
+            for rank in range(4):
+                text = device_last(kineto(spans, rank))
+                self.file(f"lost{lost}/rank{rank}.json", text[:text.index('"kernel"') - 80] if rank == lost else text)
+            got = self.json("report", f"lost{lost}", warns=["cut off"])
+            self.assertEqual((got["aligned"], got["unjudged_ranks"]), (True, [lost]))
+            culprits = [(v["class"], v["ranks"]) for v in got["verdicts"]]
+            self.assertEqual(culprits, [] if lost == 2 else [("slow_gpu", [2])])
+        said = self.text("report", "lost2", warns=["cut off"])
+        self.assertIn("rank 2 did not, and may be the one", said)
+
     def test_what_is_passed_over_is_said(self):
         self.job_files("job")
         self.file("job/README.md", "not a trace\n")
@@ -505,6 +611,8 @@ class Scan(Program):
         for name in ("0.json", "rank0.json.gz", "zero"):
             self.all_refuse(self.file(name, ""), says=[f"{name} is empty"])
         self.all_refuse(self.file("words.txt", "hello\n"), says=["words.txt is of no known kind", "Kineto"])
+        for name, content in (("rank0.et", b"\x0a\x07\x0a\x050.0.4"), ("chakra.json", '[{"id": "1", "type": "COMP_NODE"}]')):
+            self.all_refuse(self.file(name, content), says=[f"{name} is an execution trace (PyTorch's or Chakra's)", "give the profiler's traces"])
         self.all_refuse(self.folder / "absent", says=["absent", "No such file"])
 
     def test_differences(self):
@@ -519,7 +627,28 @@ class Scan(Program):
         self.assertAlmostEqual(rows["backward"]["after_ms"] - rows["backward"]["before_ms"], 2 * 20 * .5 / 4, delta=.01)
         self.assertEqual(rows["backward"]["before_calls"], 2)
         self.assertAlmostEqual(got["after"]["step_ms"] - got["before"]["step_ms"], 30, delta=.5)
-        self.assertIn("A step took", self.text("diff", "monday", "tuesday"))
+        self.assertEqual(got["after"]["step_ms"], self.json("report", "tuesday")["step_ms"])
+        self.assertEqual(got["ranks"][0]["rank"], 2)
+        self.assertAlmostEqual(got["ranks"][0]["after_compute_ms"] - got["ranks"][0]["before_compute_ms"], 30, delta=.01)
+        self.assertEqual([r["after_compute_ms"] - r["before_compute_ms"] for r in got["ranks"][1:]], [0, 0, 0])
+        said = self.text("diff", "monday", "tuesday")
+        self.assertIn("A step took", said)
+        self.assertRegex(said, r"Computing in a step: rank 2 60\.\d ms -> 90\.\d ms, ")
+
+    def test_what_a_step_is(self):
+        """Each length says what it is of, and nothing is shared out that is none."""
+        self.job_files("sick")
+        said = self.text("report", "sick")
+        self.assertRegex(said, r"steps of 9\d\.\d ms \(median, from a rank's first operation to its last\)")
+        self.assertRegex(said, r"A mean step of the job takes 9\d\.\d ms, without gaps between operations 9\d\.\d ms, "
+                               r"and without stragglers too 7\d\.\d ms: S = 1\.\d{4}")
+        self.assertIn("M_W", said)
+        self.assertNotIn("M_S", said)  # one stage
+        self.assertIsNone(self.json("what-if", "sick")["M_S"])
+        self.job_files("well", job(factor=1))
+        well = self.text("report", "well")
+        self.assertTrue(well.startswith("No rank, link, stage or host stands out."), well)
+        self.assertNotIn("M_", well)
 
     def test_one_of_a_thing_is_singular(self):
         self.file("one.json", kineto([[("forward", "forward", 0, 0, 0, 1000)]], 0))
@@ -595,6 +724,7 @@ class Scan(Program):
     def test_wrong_usage(self):
         self.refused(says=["report", "align", "what-if", "convert", "diff"])
         self.refused("explain", says=["explain"])
+        self.assertRegex(self.text("--version"), r"^mega-scan \d+\.\d+\.\d+\n$")
         for command in COMMANDS:
             self.refused(command)
             self.refused(command, "--no-such-option", says=["--help"])

@@ -29,14 +29,14 @@ struct ConvertArguments {
 };
 
 void run(const ConvertArguments& arguments) {
-  arguments.inputs.expect_not_replaced("--output", arguments.output);
+  arguments.inputs.expect_output("--output", arguments.output);
   const bool silent = mega::ckpt::ReplacedFile::is_standard_output(arguments.output);
-  mega::ckpt::ReplacedFile file(arguments.output);
   const scan::Trace trace = arguments.inputs.read();
   mega::expects(!trace.events.empty(), mega::ErrorCode::bad_input,
                 "the files hold no events, so there is nothing to show");
   const scan::Matches matches = scan::match(trace);
   const scan::Alignment alignment = scan::align(trace, matches);
+  mega::ckpt::ReplacedFile file(arguments.output);
   const auto sink = [&](std::string_view piece) { file.write(piece); };
   if (arguments.to == "perfetto") {
     scan::write_perfetto(trace, matches, alignment, sink);
@@ -65,11 +65,7 @@ void add_convert(CLI::App& app) {
   command.add_option("--to", arguments->to, "perfetto (small, protobuf) or chrome (JSON)")
       ->check(CLI::IsMember({"perfetto", "chrome"}))
       ->default_val("perfetto");
-  command.add_option("-o,--output", arguments->output, "file to write")
-      ->required()
-      ->check([](const std::string& name) {
-        return name.empty() ? std::string("--output needs the name of a file") : std::string();
-      });
+  add_output(command, "-o,--output", arguments->output, "file to write").required();
   command.footer("Example: mega-scan convert rank*.json.gz -o job.pftrace");
   command.callback([arguments] { run(*arguments); });
 }

@@ -28,10 +28,17 @@ std::string_view described(VerdictClass what, bool several) {
     case VerdictClass::hang:
       return several ? "hold up a job that hangs" : "holds up a job that hangs";
     case VerdictClass::ambiguous:
-      return several ? "differ, and the trace cannot say which is at fault"
+      return several ? "differ, and the trace cannot say whose fault it is"
                      : "differs, and the trace cannot say why";
   }
   return "";
+}
+
+/// What the factor is one of.
+std::string_view yardstick(const scan::Verdict& v) {
+  if (!v.alone) return " times its peers";
+  return v.what == VerdictClass::host_delay ? " times its steps without that"
+                                            : " times its own other steps";
 }
 
 std::string headline(const scan::Verdict& v) {
@@ -44,7 +51,7 @@ std::string headline(const scan::Verdict& v) {
   std::string out = listed(by_stage ? "stage" : "rank", who);
   out.front() = static_cast<char>(out.front() - 'a' + 'A');
   out += sentence(" ", described(v.what, who.size() > 1));
-  if (v.factor > 1.005) out += sentence(", ", fixed(v.factor, 2), " times its peers");
+  if (v.factor > 1.005) out += sentence(", ", fixed(v.factor, 2), yardstick(v));
   return out;
 }
 
@@ -72,6 +79,11 @@ bool share_a_clock(const scan::Trace& trace) {
                                        [&](const scan::Rank& r) { return r.clock == first; });
 }
 
+/// Of what stragglers cost; less, or less than nothing, is no part of it.
+constexpr double least_share = 0.0005;
+/// S up to here is nothing to share out.
+constexpr double least_slowdown = 1.005;
+
 std::string full_stop(std::string text) {
   if (!text.empty() && text.back() != '.') text += '.';
   return text;
@@ -88,14 +100,17 @@ std::string describe_extent(const scan::Study& study) {
   if (!study.trace.events.empty() && (study.trace.ranks.size() == 1 || study.alignment.aligned()))
     out += sentence(" over ", duration(static_cast<double>(end - begin)));
   if (study.diagnosis.step_time > 0)
-    out += sentence(", steps of ", duration(static_cast<double>(study.diagnosis.step_time)));
+    out += sentence(", steps of ", duration(static_cast<double>(study.diagnosis.step_time)), " (",
+                    step_length, ")");
   return out;
 }
 
 std::string describe_alignment(const scan::Trace& trace, const scan::Alignment& a) {
   if (trace.ranks.size() <= 1) return "One rank has one clock: there is nothing to align.";
+  if (!a.aligned())
+    return sentence("The clocks were not aligned: ", full_stop(a.refusal),
+                    " Who waited for whom is not known.");
   if (share_a_clock(trace)) return "The ranks read one clock, says the recorder.";
-  if (!a.aligned()) return sentence("The clocks were not aligned: ", full_stop(a.refusal));
   return sentence("The clocks are aligned: ends of matched operations deviate by ",
                   fixed(a.residual_mad_us, 1), " us in the median, no offset is off by more than ",
                   fixed(a.bound_us, 1), " us, ", grouped(a.violations), " of ", grouped(a.checked),
@@ -131,20 +146,34 @@ std::string describe_health(const scan::Study& study) {
     return "There is one rank: nothing to compare it with, so nobody is accused.";
   if (scan::are_strangers(study.trace, study.matches))
     return "Nothing says that the files are of one job, so nobody is accused.";
+  const auto& unjudged = study.diagnosis.unjudged;
+  if (!unjudged.empty())
+    return sentence("No rank, link, stage or host stands out of those that recorded their work; ",
+                    listed("rank", unjudged), " did not, and may be the one.");
+  if (study.what_if && study.what_if->slowdown > least_slowdown)
+    return sentence("No rank, link, stage or host stands out: the ",
+                    percent(1 - 1 / study.what_if->slowdown),
+                    " of a step that uneven work costs is spread over all.");
   return "No rank, link, stage or host stands out.";
 }
 
-std::string describe_what_if(const scan::WhatIf& w) {
-  std::string out =
-      sentence("Without stragglers a step would take ", duration(w.ideal_ns), " instead of ",
-               duration(w.no_delay_ns), ": S = ", fixed(w.slowdown, 4));
-  if (!w.worst.empty() && w.slowdown > 1.001) {
-    out += sentence("; of the difference ", percent(w.worst_share), " would go with ",
-                    listed("rank", w.worst), " alone (M_W = ", fixed(w.worst_share, 4), "), ",
-                    percent(w.last_stage_share),
-                    " with the last stage (M_S = ", fixed(w.last_stage_share, 4), ")");
+std::string describe_what_if(const scan::WhatIf& w, bool with_shares) {
+  const std::string out = sentence("A mean step of the job takes ", duration(w.actual_ns),
+                                   ", without gaps between operations ", duration(w.no_delay_ns),
+                                   ", and without stragglers too ", duration(w.ideal_ns),
+                                   ": S = ", fixed(w.slowdown, 4));
+  if (!with_shares || w.slowdown <= least_slowdown) return out + ".";
+  std::string shares;
+  if (w.worst_share >= least_share) {
+    shares += sentence(percent(w.worst_share), " would go with ", listed("rank", w.worst),
+                       " alone (M_W = ", fixed(w.worst_share, 4), ")");
   }
-  return out + ".";
+  if (w.has_stages() && w.last_stage_share >= least_share) {
+    shares += sentence(shares.empty() ? "" : ", ", percent(w.last_stage_share),
+                       shares.empty() ? " would go" : "",
+                       " with the last stage (M_S = ", fixed(w.last_stage_share, 4), ")");
+  }
+  return out + (shares.empty() ? "." : "; of what stragglers cost, " + shares + ".");
 }
 
 std::vector<NamedDefect> named_defects(const scan::Defects& d) {

@@ -13,6 +13,9 @@ struct Statement {
   std::vector<std::string> details;
 };
 
+/// What Diagnosis::step_time is.
+inline constexpr const char* step_length = "median, from a rank's first operation to its last";
+
 /// "8 ranks, 26,912 events over 38.2 ms".
 [[nodiscard]] std::string describe_extent(const mega::scan::Study& study);
 /// Whether the clocks agree now, and how well.
@@ -24,8 +27,8 @@ struct Statement {
 [[nodiscard]] std::vector<Statement> describe_verdicts(const mega::scan::Study& study);
 /// What a trace without a verdict says: healthy, or nothing to compare.
 [[nodiscard]] std::string describe_health(const mega::scan::Study& study);
-/// The step without stragglers.
-[[nodiscard]] std::string describe_what_if(const mega::scan::WhatIf& w);
+/// The step without stragglers. @param with_shares  whose they are, too
+[[nodiscard]] std::string describe_what_if(const mega::scan::WhatIf& w, bool with_shares = true);
 /// Defects of the input that were passed over, as sentences.
 [[nodiscard]] std::vector<std::string> describe_defects(const mega::scan::Trace& trace);
 

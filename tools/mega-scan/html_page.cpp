@@ -285,7 +285,7 @@ std::string html_page(const scan::Study& study) {
   std::vector<std::string> facts{describe_extent(study) + ".",
                                  describe_alignment(study.trace, study.alignment)};
   for (const std::string& line : describe_hosts(study.trace)) facts.push_back(line);
-  if (study.what_if) facts.push_back(describe_what_if(*study.what_if));
+  if (study.what_if) facts.push_back(describe_what_if(*study.what_if, !study.diagnosis.healthy()));
   std::string remark;
   Json drawn = timeline(study, remark);
   Json report = json_of(study);

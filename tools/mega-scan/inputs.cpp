@@ -2,10 +2,12 @@
 
 #include "../common/trace_warnings.hpp"
 #include "text.hpp"
+#include <mega/ckpt/replaced_file.hpp>
 #include <mega/core/error.hpp>
 #include <mega/scan/import.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -44,9 +46,16 @@ scan::Trace Inputs::read() const {
                     " for ", counted(static_cast<std::int64_t>(paths.size()), "file"),
                     "; give one for each");
   });
-  for (const int rank : ranks) {
-    expects(rank >= 0, ErrorCode::usage,
-            [&] { return sentence("--ranks has ", rank, "; valid are numbers from 0 on"); });
+  std::vector<int> numbers;
+  for (const std::string& text : ranks) {
+    int rank = -1;
+    const char* const end = text.data() + text.size();
+    const auto [stop, fault] = std::from_chars(text.data(), end, rank);
+    expects(fault == std::errc{} && stop == end && rank >= 0, ErrorCode::usage, [&] {
+      return sentence("--ranks has ", text.empty() ? "nothing between two commas" : text,
+                      "; valid are whole numbers from 0 on, one for each file, as in --ranks 0,1");
+    });
+    numbers.push_back(rank);
   }
   for (std::size_t i = 0; i < paths.size(); ++i) {
     expects(std::count(paths.begin(), paths.end(), paths[i]) == 1, ErrorCode::usage,
@@ -55,14 +64,14 @@ scan::Trace Inputs::read() const {
   scan::Trace trace;
   for (std::size_t i = 0; i < paths.size(); ++i) {
     scan::ImportOptions options;
-    if (!ranks.empty()) options.rank = ranks[i];
+    if (!numbers.empty()) options.rank = numbers[i];
     scan::import_file(trace, paths[i], options);
   }
   finish(trace);
   return trace;
 }
 
-void Inputs::expect_not_replaced(std::string_view option, const std::string& output) const {
+void Inputs::expect_output(std::string_view option, const std::string& output) const {
   namespace fs = std::filesystem;
   const auto expect_other = [&](const fs::path& input) {
     std::error_code unknown;  // as of a file that is not there yet
@@ -80,6 +89,20 @@ void Inputs::expect_not_replaced(std::string_view option, const std::string& out
       expect_other(at->path());
     }
   }
+  // What is no file in the end is opened once, when its bytes are there.
+  if (!mega::ckpt::ReplacedFile::is_stream(output)) mega::ckpt::ReplacedFile{output};
+}
+
+CLI::Option& add_output(CLI::App& command, const std::string& names, std::string& output,
+                        const std::string& description) {
+  const std::string option = names.substr(names.rfind(',') + 1);
+  return *command.add_option(names, output, description + ", - for standard output")
+              ->transform([](const std::string& name) {
+                return name == "-" ? std::string("/dev/stdout") : name;
+              })
+              ->check([option](const std::string& name) {
+                return name.empty() ? option + " needs the name of a file" : std::string();
+              });
 }
 
 scan::Trace read_trace(const std::string& path) {

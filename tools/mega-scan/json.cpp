@@ -111,6 +111,7 @@ Json verdicts(const scan::Study& study) {
                    {"stages", v.stages},
                    {"confidence", number(v.confidence)},
                    {"factor", number(v.factor)},
+                   {"has_peers", !v.alone},
                    {"since_step", v.since_step >= 0 ? Json(v.since_step) : Json(nullptr)},
                    {"cost_per_step_us", microseconds(v.cost_per_step)},
                    {"path", v.path},
@@ -149,8 +150,8 @@ Json scores(const std::map<Key, double>& values) {
 
 Json json_of(const scan::WhatIf& w) {
   return {{"S", number(w.slowdown)},
-          {"M_W", number(w.worst_share)},
-          {"M_S", number(w.last_stage_share)},
+          {"M_W", w.worst.empty() ? Json(nullptr) : number(w.worst_share)},
+          {"M_S", w.has_stages() ? number(w.last_stage_share) : Json(nullptr)},
           {"actual_ms", number(w.actual_ns / 1e6)},
           {"no_delay_ms", number(w.no_delay_ns / 1e6)},
           {"ideal_ms", number(w.ideal_ns / 1e6)},
@@ -185,18 +186,20 @@ Json json_of(const scan::Study& study) {
   for (const auto* more :
        {&study.matches.notes, &study.alignment.notes, &study.diagnosis.notes, &study.hang.notes})
     notes.insert(notes.end(), more->begin(), more->end());
+  const bool timed = study.alignment.aligned() || !study.waits.operations.empty();
   return {{"events", t.events.size()},
           {"ranks", t.ranks.size()},
           {"aligned", t.ranks.size() > 1 && study.alignment.aligned()},
           {"refusal", optional_text(study.alignment.refusal)},
           {"step_ms", static_cast<double>(study.diagnosis.step_time) / 1e6},
           {"healthy", study.diagnosis.healthy()},
+          {"unjudged_ranks", study.diagnosis.unjudged},
           {"verdicts", verdicts(study)},
           {"what_if", study.what_if ? json_of(*study.what_if) : Json(nullptr)},
           {"alignment", json_of(t, study.alignment)},
-          {"wait_caused_us", by_rank(t, study.waits.caused)},
-          {"wait_suffered_us", by_rank(t, study.waits.suffered)},
-          {"delay_cost_us", delay_costs(study)},
+          {"wait_caused_us", timed ? by_rank(t, study.waits.caused) : Json(nullptr)},
+          {"wait_suffered_us", timed ? by_rank(t, study.waits.suffered) : Json(nullptr)},
+          {"delay_cost_us", timed ? delay_costs(study) : Json(nullptr)},
           {"critical_path", critical_path(study)},
           {"matched",
            {{"by_sequence", study.matches.by_sequence},

@@ -4,6 +4,8 @@
 #include "diff_command.hpp"
 #include "report_command.hpp"
 #include "what_if_command.hpp"
+#include <mega/core/error.hpp>
+#include <mega/version.hpp>
 
 #include <CLI/CLI.hpp>
 
@@ -22,6 +24,8 @@ int main(int argc, char** argv) {
   app.footer(
       "Example: mega-scan report rank*.json.gz --html report.html\n"
       "Exit codes: 0 done, 2 wrong usage or input.");
+  app.set_version_flag("--version", mega::sentence("mega-scan ", MEGA_VERSION_MAJOR, ".",
+                                                   MEGA_VERSION_MINOR, ".", MEGA_VERSION_PATCH));
   app.require_subcommand(0, 1);
   scan_tool::add_report(app);
   scan_tool::add_align(app);

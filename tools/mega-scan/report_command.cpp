@@ -14,7 +14,6 @@
 #include <cstdio>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,10 +45,18 @@ void print_waits(const scan::Study& study) {
   };
   std::vector<std::size_t> order(w.caused.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
+  std::erase_if(order, [&](std::size_t r) {
+    return w.caused[r] == 0 && w.suffered[r] == 0 && !(blame(r) > 0);
+  });
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return blame(a) > blame(b); });
   constexpr std::size_t most = 8;
-  say("\nWaiting in matched operations, by rank:");
+  const auto& unjudged = study.diagnosis.unjudged;
+  say(sentence("\nWaiting in matched operations, by rank",
+               unjudged.empty()
+                   ? std::string()
+                   : sentence(", as far as it is known without ", listed("rank", unjudged)),
+               ":"));
   say("  rank      caused    suffered   goes back to it");
   for (std::size_t i = 0; i < std::min(most, order.size()); ++i) {
     const std::size_t r = order[i];
@@ -114,7 +121,7 @@ void print_text(const scan::Study& study) {
   say(describe_extent(study) + ".");
   say(describe_alignment(study.trace, study.alignment));
   for (const std::string& line : describe_hosts(study.trace)) say(line);
-  if (study.what_if) say(describe_what_if(*study.what_if));
+  if (study.what_if) say(describe_what_if(*study.what_if, !study.diagnosis.healthy()));
   print_waits(study);
   print_path(study);
   print_totals(study);
@@ -133,15 +140,12 @@ void print_text(const scan::Study& study) {
 }
 
 void run(const ReportArguments& arguments) {
-  std::optional<mega::ckpt::ReplacedFile> page;
-  if (!arguments.html.empty()) {
-    arguments.inputs.expect_not_replaced("--html", arguments.html);
-    page.emplace(arguments.html);
-  }
+  if (!arguments.html.empty()) arguments.inputs.expect_output("--html", arguments.html);
   const scan::Study study(arguments.inputs.read());
-  if (page) {
-    page->write(html_page(study));
-    page->finish();
+  if (!arguments.html.empty()) {
+    mega::ckpt::ReplacedFile page(arguments.html);
+    page.write(html_page(study));
+    page.finish();
     if (mega::ckpt::ReplacedFile::is_standard_output(arguments.html)) return;
   }
   if (arguments.json) {
@@ -159,12 +163,8 @@ void add_report(CLI::App& app) {
   const auto arguments = std::make_shared<ReportArguments>();
   arguments->inputs.add_to(command);
   command.add_flag("--json", arguments->json, "print one JSON object");
-  command
-      .add_option("--html", arguments->html,
-                  "write one self-contained page: timeline, waits by rank and group, what-if")
-      ->check([](const std::string& name) {
-        return name.empty() ? std::string("--html needs the name of a file") : std::string();
-      });
+  add_output(command, "--html", arguments->html,
+             "write one self-contained page: timeline, waits by rank and group, what-if");
   command.footer(
       "verdicts   slow_gpu, slow_link, stage_imbalance, data_imbalance, host_delay, hang, "
       "ambiguous\n"

@@ -55,8 +55,16 @@ void run(const WhatIfArguments& arguments) {
                           " files are of one job: they name no ranks and share no operation; "
                           "--ranks, or names such as rank3.json, say which is which");
   });
-  const auto found = scan::what_if_of(
-      trace, scan::build_dependencies(trace, matches, scan::align(trace, matches)));
+  mega::expects(trace.lost_places() == 0, mega::ErrorCode::bad_input, [&] {
+    return mega::sentence("the files do not say which stages ", trace.lost_places(), " of ",
+                          counted(static_cast<std::int64_t>(trace.ranks.size()), "rank"),
+                          " are of, so who waited for whom is not known; give whole files");
+  });
+  const scan::Alignment alignment = scan::align(trace, matches);
+  mega::expects(scan::are_timed(trace, matches, alignment), mega::ErrorCode::bad_input, [&] {
+    return mega::sentence("who waited for whom is not known, because ", alignment.refusal);
+  });
+  const auto found = scan::what_if_of(trace, scan::build_dependencies(trace, matches, alignment));
   mega::expects(found.has_value(), mega::ErrorCode::bad_input,
                 "the files hold no training steps with device work, so there is nothing to replay");
   const scan::WhatIf& w = *found;
