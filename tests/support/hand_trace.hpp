@@ -37,6 +37,9 @@ class HandTrace {
                              int step = 0) {
     return push(rank, 0, name, begin, end, step, mega::scan::EventKind::compute);
   }
+  mega::scan::TableIndex iterate(int rank, std::int64_t begin, std::int64_t end, int step) {
+    return push(rank, 0, "step", begin, end, step, mega::scan::EventKind::iteration);
+  }
   mega::scan::TableIndex launch(int rank, std::int64_t begin, std::int64_t end, int step = 0) {
     return push(rank, 2, "launch", begin, end, step, mega::scan::EventKind::launch);
   }

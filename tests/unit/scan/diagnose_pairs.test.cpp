@@ -138,4 +138,36 @@ TEST_CASE("scan: of two hosts one that nobody waits for is not late") {
   CHECK(d.notes[0].find("nobody waits for rank 0") != std::string::npos);
 }
 
+TEST_CASE("scan: who ends a step early and then waits for the others is not late") {
+  // Without launches. Behind the all-reduce rank 1 has 400 us more to do, and rank 0's host waits
+  // for it; `late` is what rank 0 itself comes later.
+  const auto run = [](std::int64_t late) {
+    Pair p;
+    p.launches = false;
+    for (int step = 0; step < steps; ++step) {
+      const std::int64_t begin[2] = {p.at[0], p.at[1]};
+      for (int rank = 0; rank < 2; ++rank) {
+        for (int k = 0; k < 10; ++k) p.kernel(rank, step, 100 * us);
+      }
+      p.reduce(step);
+      p.kernel(0, step, 100 * us);
+      p.kernel(1, step, 500 * us);
+      for (int rank = 0; rank < 2; ++rank) p.h.iterate(rank, begin[rank], p.at[rank], step);
+      p.at[0] = p.at[1] += 20 * us;
+      p.at[0] += late;
+    }
+    return diagnosis_of(p.h.trace);
+  };
+  const auto hosts = [](const Diagnosis& d) {
+    return std::count_if(d.verdicts.begin(), d.verdicts.end(),
+                         [](const Verdict& v) { return v.what == VerdictClass::host_delay; });
+  };
+  const Diagnosis early = run(0);
+  CAPTURE(text(early));
+  CHECK(hosts(early) == 0);
+  const Diagnosis late = run(400 * us);
+  CAPTURE(text(late));
+  CHECK(hosts(late) == 1);
+}
+
 }  // namespace

@@ -25,9 +25,9 @@ namespace mega::inline v0::scan::verdicts {
 /// From the end of a rank's step to the begin of its next one, in ns, by rank and step; negative
 /// where it is not known. Only of ranks without launches, which say more.
 ///
-/// Where steps between were not recorded, the end is that of a step that nobody saw. There it is
-/// from the first begin among the ranks at its place of the pipeline: what they do last in a step,
-/// they do together. That needs clocks which agree.
+/// No longer than since the first of the ranks at its place of the pipeline began, where clocks
+/// agree: who has ended early, and then waits with the others for the last one, is not late. Where
+/// steps between were not recorded that is all there is.
 [[nodiscard]] inline std::vector<double> measure_pauses(const Trace& trace, const JobLayout& job,
                                                         const Alignment& alignment) {
   struct Span {
@@ -64,12 +64,15 @@ namespace mega::inline v0::scan::verdicts {
     for (std::size_t s = 1; s < steps && launches[r] == 0; ++s) {
       const Span &before = spans[r * steps + s - 1], &now = spans[r * steps + s];
       if (!is_known(before) || !is_known(now)) continue;
-      if (job.steps[s] == job.steps[s - 1] + 1) {
-        out[r * steps + s] = static_cast<double>(std::max<Nanoseconds>(0, now.begin - before.end));
-      } else if (const auto peers = first.find({job.stage[r], s});
-                 peers != first.end() && peers->second.second > 1) {
-        out[r * steps + s] = static_cast<double>(begin(r, s) - peers->second.first);
+      std::optional<Nanoseconds> pause;
+      if (job.steps[s] == job.steps[s - 1] + 1)
+        pause = std::max<Nanoseconds>(0, now.begin - before.end);
+      if (const auto peers = first.find({job.stage[r], s});
+          peers != first.end() && peers->second.second > 1) {
+        const Nanoseconds late = begin(r, s) - peers->second.first;
+        pause = std::min(pause.value_or(late), late);
       }
+      if (pause) out[r * steps + s] = static_cast<double>(*pause);
     }
   }
   return out;
