@@ -1,15 +1,15 @@
 # Several sources compiled as one. What a source that uses a header-only library costs is the library:
-# every test that calls an importer compiles all of it again; eight such tests in one source, once.
+# every test that calls an importer compiles all of it again; ten such tests in one source, once.
 #
 #   mega_combine_tests(<out> <stem> <source>...)    sources that share nothing but headers
-#   mega_combine_parts(<out> <stem> <source>...)    the sources of one program
+#   mega_combine_parts(<out> <stem> <source>...)    of the sources of one program the .cu files
 #
 # set <out> to generated sources, named after the stem, that include the given ones; without
 # MEGA_COMBINE to the given ones.
 #
 # The price: a source that lacks an include may find it in its neighbour's, and a changed source compiles
 # its neighbours again. So it is for a run of all tests, not for work on one.
-option(MEGA_COMBINE "Compile several tests, or all sources of a program, as one" OFF)
+option(MEGA_COMBINE "Compile several tests, or the .cu files of a program, as one" OFF)
 set(MEGA_COMBINED_TESTS 10 CACHE STRING "At most so many tests are compiled as one with MEGA_COMBINE")
 mark_as_advanced(MEGA_COMBINED_TESTS)
 
@@ -77,19 +77,17 @@ function(mega_combine_tests out stem)
   set(${out} "${combined}" PARENT_SCOPE)
 endfunction()
 
+# The .cpp files of a program stay as they are: what is a name of their own in one would shadow another's.
 function(mega_combine_parts out stem)
-  set(combined)
-  foreach(extension IN ITEMS .cpp .cu)
-    set(parts ${ARGN})
-    list(FILTER parts INCLUDE REGEX "\\${extension}$")
-    list(LENGTH parts count)
-    if(count LESS 2 OR NOT MEGA_COMBINE)
-      list(APPEND combined ${parts})
-    else()
-      list(TRANSFORM parts REPLACE ".+" "#include \"\\0\"")
-      list(JOIN parts "\n" text)
-      mega_write_combined(combined ${stem}${extension} "${text}\n")
-    endif()
-  endforeach()
+  set(combined ${ARGN})
+  set(parts ${ARGN})
+  list(FILTER parts INCLUDE REGEX "\\.cu$")
+  list(LENGTH parts count)
+  if(MEGA_COMBINE AND count GREATER 1)
+    list(FILTER combined EXCLUDE REGEX "\\.cu$")
+    list(TRANSFORM parts REPLACE ".+" "#include \"\\0\"")
+    list(JOIN parts "\n" text)
+    mega_write_combined(combined ${stem}.cu "${text}\n")
+  endif()
   set(${out} "${combined}" PARENT_SCOPE)
 endfunction()

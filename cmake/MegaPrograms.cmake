@@ -7,7 +7,7 @@
 #
 # The other .cpp and .cu files of a program's folder belong to it, and those of benchmarks/gpu to
 # benchmarks/gpu_step.cu. .cu files are compiled only with MEGA_WITH_CUDA; the target cuda_programs
-# builds what has them. With MEGA_COMBINE the sources of a program are compiled as one.
+# builds what has them. With MEGA_COMBINE the .cu files of a program are compiled as one.
 include(MegaCombine)
 include(MegaIncludes)
 
