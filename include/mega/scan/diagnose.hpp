@@ -47,17 +47,21 @@ namespace detail {
 /// With so few steps nothing can be seen to last.
 inline constexpr std::size_t few_steps = 2;
 
-/// What happened in one or two steps may be an accident of theirs.
-inline void doubt_few_steps(Diagnosis& diagnosis, std::size_t steps) {
+/// No verdict but a hang is sure, and a note says why.
+inline void doubt(Diagnosis& diagnosis, std::string why) {
   bool doubtful = false;
   for (Verdict& v : diagnosis.verdicts) {
     if (v.what == VerdictClass::hang) continue;
     v.confidence = std::min(v.confidence, 0.5);
     doubtful = true;
   }
-  if (!doubtful) return;
-  diagnosis.notes.push_back(sentence("the trace holds ", steps, steps == 1 ? " step" : " steps",
-                                     ": too few to tell what lasts from what happened once"));
+  if (doubtful) diagnosis.notes.push_back(std::move(why));
+}
+
+/// What happened in one or two steps may be an accident of theirs.
+inline void doubt_few_steps(Diagnosis& diagnosis, std::size_t steps) {
+  doubt(diagnosis, sentence("the trace holds ", steps, steps == 1 ? " step" : " steps",
+                            ": too few to tell what lasts from what happened once"));
 }
 
 /// That a launch came late in one or two steps matters if somebody waited for it.
@@ -73,15 +77,7 @@ inline void drop_hosts(Diagnosis& diagnosis) {
 /// Files whose operations do not fit together in time may be of different runs, whose ranks are no
 /// peers.
 inline void doubt_mismatched(Diagnosis& diagnosis) {
-  bool doubtful = false;
-  for (Verdict& v : diagnosis.verdicts) {
-    if (v.what == VerdictClass::hang) continue;
-    v.confidence = std::min(v.confidence, 0.5);
-    doubtful = true;
-  }
-  if (!doubtful) return;
-  diagnosis.notes.push_back(
-      "operations of the ranks do not fit together in time, so no verdict is sure");
+  doubt(diagnosis, "operations of the ranks do not fit together in time, so no verdict is sure");
 }
 
 }  // namespace detail
