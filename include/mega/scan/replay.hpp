@@ -12,6 +12,7 @@
 /// be contiguous. One replay is one pass over the operations and their dependencies.
 #pragma once
 #include <mega/scan/align.hpp>
+#include <mega/scan/detail/own_time.hpp>
 #include <mega/scan/match.hpp>
 #include <mega/scan/trace.hpp>
 
@@ -28,10 +29,12 @@
 
 namespace mega::inline v0::scan {
 
-/// Device operations, their dependencies, and an order in which each comes behind what it needs.
+/// Device operations, their dependencies, and an order in which each comes behind what it needs. A
+/// computation that holds others, as a layer its products, is no operation: they are, and what lies
+/// between them is delay. One that holds only communications is as many as they leave of it.
 struct DependencyGraph {
   struct Node {
-    TableIndex event = none;
+    TableIndex event = none;         ///< of several nodes where it is in parts
     TableIndex rank = none;          ///< into Trace::ranks
     std::uint32_t step = 0;          ///< into steps
     std::uint32_t meeting = none;    ///< into meetings; none: no other rank takes part
@@ -110,12 +113,15 @@ class GraphBuilder {
   };
 
   void add_nodes() {
-    std::vector<TableIndex> found;
+    std::vector<Part> found;
     for (std::size_t i = 0; i < t_.events.size(); ++i) {
       const Event& e = t_.events[i];
-      if (!occupies(e)) continue;
-      found.push_back(static_cast<TableIndex>(i));
-      if (out_.steps.empty() || out_.steps.back() != e.step) out_.steps.push_back(e.step);
+      if (occupies(e)) found.push_back({static_cast<TableIndex>(i), e.begin, e.end});
+    }
+    found = OwnTime::of(t_, std::move(found));
+    for (const Part& part : found) {
+      const std::int32_t step = t_.events[part.event].step;
+      if (out_.steps.empty() || out_.steps.back() != step) out_.steps.push_back(step);
     }
     std::sort(out_.steps.begin(), out_.steps.end());
     out_.steps.erase(std::unique(out_.steps.begin(), out_.steps.end()), out_.steps.end());
@@ -126,7 +132,7 @@ class GraphBuilder {
     std::vector<std::uint32_t> bucket(found.size());
     std::uint32_t step = 0;
     for (std::size_t i = 0; i < found.size(); ++i) {
-      const Event& e = t_.events[found[i]];
+      const Event& e = t_.events[found[i].event];
       if (out_.steps[step] != e.step) {
         step = static_cast<std::uint32_t>(
             std::lower_bound(out_.steps.begin(), out_.steps.end(), e.step) - out_.steps.begin());
@@ -139,12 +145,11 @@ class GraphBuilder {
     std::vector<std::uint32_t> next(slices_.begin(), slices_.end() - 1);
     for (std::size_t i = 0; i < found.size(); ++i) {
       Node& n = out_.nodes[next[bucket[i]]++];
-      const Event& e = t_.events[found[i]];
-      n.event = found[i];
-      n.rank = t_.rank_index(e);
+      n.event = found[i].event;
+      n.rank = t_.rank_index(t_.events[n.event]);
       n.step = static_cast<std::uint32_t>(bucket[i] % steps);
-      n.begin = alignment_.at(n.rank, e.begin);
-      n.end = std::max(n.begin, alignment_.at(n.rank, e.end));
+      n.begin = alignment_.at(n.rank, found[i].begin);
+      n.end = std::max(n.begin, alignment_.at(n.rank, found[i].end));
     }
     const auto at = [&](std::uint32_t i) {
       return out_.nodes.begin() + static_cast<std::ptrdiff_t>(i);

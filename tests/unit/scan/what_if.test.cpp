@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -45,6 +46,52 @@ HandTrace replicas(int slow, double factor) {
     }
   }
   return h;
+}
+
+TEST_CASE("scan: what holds other spans is counted once") {
+  // A layer of 1000 us: qkv 400, nothing 100, out 500 of which the last 200 are an all-reduce.
+  HandTrace h(2, 2);
+  for (int step = 0; step < 4; ++step) {
+    for (int r = 0; r < 2; ++r) {
+      const std::int64_t at = step * 10'000'000;
+      const auto us = [&](std::int64_t t) { return at + 1000 * t; };
+      h.run(r, "layer", us(0), us(1000), step);
+      h.run(r, "qkv", us(0), us(400), step);
+      h.run(r, "out", us(500), us(1000), step);
+      const TableIndex call = h.call(r, all_reduce, "reduce", us(800), us(1000), step, step);
+      h.trace.events[call].lane = static_cast<TableIndex>(3 * r);
+      h.run(r, "update", us(1000), us(1050), step);
+    }
+  }
+  const Matches m = match(h.trace);
+  const DependencyGraph graph = build_dependencies(h.trace, m, align(h.trace, m));
+  CHECK(graph.nodes.size() == 4 * 2 * 4);
+  const WhatIf w = what_if(h.trace, graph, {});
+  CHECK(w.actual_ns == doctest::Approx(1'050'000));
+  CHECK(w.no_delay_ns == doctest::Approx(950'000));
+  CHECK(w.ideal_ns == doctest::Approx(950'000));
+}
+
+TEST_CASE("scan: a computation with communications inside is what they leave of it") {
+  HandTrace h(2, 2);
+  for (int r = 0; r < 2; ++r) {
+    h.run(r, "embedding", 0, 1000);
+    for (const auto& [begin, end, number] : {std::tuple{0, 100, 0}, std::tuple{400, 500, 1}}) {
+      const TableIndex call = h.call(r, all_reduce, "reduce", begin, end, number);
+      h.trace.events[call].lane = static_cast<TableIndex>(3 * r);
+    }
+    // Begins inside, and ends behind it.
+    h.run(r, "norm", 900, 1200);
+  }
+  const Matches m = match(h.trace);
+  const DependencyGraph graph = build_dependencies(h.trace, m, align(h.trace, m));
+  std::vector<std::pair<Nanoseconds, Nanoseconds>> parts;
+  for (const DependencyGraph::Node& n : graph.nodes) {
+    if (n.rank == 0 && h.trace.name(h.trace.events[n.event]) == "embedding")
+      parts.emplace_back(n.begin, n.end);
+  }
+  CHECK(parts == std::vector<std::pair<Nanoseconds, Nanoseconds>>{{100, 400}, {500, 1000}});
+  CHECK(graph.nodes.size() == 2 * 5);
 }
 
 TEST_CASE("scan: S of one slow replica, by hand") {
