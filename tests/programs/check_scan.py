@@ -300,6 +300,10 @@ class Scan(Program):
             self.file(f"job/_dump_{rank}", flight_recorder(4, rank, 5 if rank == 1 else 6))
         got = self.json("report", self.folder / "job")
         self.assertEqual((got["verdicts"][0]["class"], got["verdicts"][0]["ranks"]), ("hang", [1]))
+        self.assertEqual(got["verdicts"][0]["confidence"], 0.9)
+        # Those of half the ranks: that the others are not there says nothing of them, and little is sure.
+        got = self.json("report", "job/_dump_0", "job/_dump_1")
+        self.assertEqual((got["verdicts"][0]["ranks"], got["verdicts"][0]["confidence"]), ([1], 0.5))
         # A dump that its rank never came to write is evidence, not an empty file.
         self.file("job/_dump_1", "")
         got = self.json("report", self.folder / "job")

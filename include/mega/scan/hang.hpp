@@ -105,8 +105,8 @@ class HangFinder {
       out_.notes.push_back(sentence("dumps of ", present, " of ", missing.size(),
                                     " ranks were given; ", absent_, " ranks left none"));
     }
-    // Where most ranks are not there, their absence is the user's choice, and no evidence.
-    absence_counts_ = absent_ <= present;
+    // Unless most ranks are there, the absence of the others is the user's choice, and no evidence.
+    absence_counts_ = absent_ < present;
   }
 
   GroupState& group_state(TableIndex group) {

@@ -28,7 +28,12 @@ namespace mega::inline v0::scan::verdicts {
   v.what = VerdictClass::hang;
   v.ranks = report.suspects;
   v.evidence = report.evidence;
-  v.confidence = 0.9;
+  // A dump that was not handed in looks like one that was not left.
+  constexpr std::size_t few = 8;  // one in so many ranks
+  const auto absent =
+      static_cast<std::size_t>(std::count_if(report.ranks.begin(), report.ranks.end(),
+                                             [](const StuckRank& rank) { return rank.missing; }));
+  v.confidence = absent <= 1 || absent * few <= report.ranks.size() ? 0.9 : 0.5;
   notes.insert(notes.end(), report.notes.begin(), report.notes.end());
   return {std::move(v)};
 }
